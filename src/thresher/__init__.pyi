@@ -13,6 +13,7 @@ from thresher import samplers as samplers
 from thresher import schedules as schedules
 from thresher import scores as scores
 from thresher import selection as selection
+from thresher import sheet as sheet
 from thresher import testing as testing
 from thresher import transformers as transformers
 from thresher import trl as trl

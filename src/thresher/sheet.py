@@ -122,7 +122,7 @@ def read_sample(number: int, dataset: Any, show: Callable[[int], Any] | None, ro
     parts = given if isinstance(given, tuple | list) else (given,)
     if isinstance(given, Mapping):
         parts = given.values()
-    shown = [part for part in map(_picture_or_text, parts) if part is not None]
+    shown = [part for part in map(picture_or_text, parts) if part is not None]
     shown.sort(key=lambda part: isinstance(part, str))
     if shown and not isinstance(shown[0], str):
         return shown[0]
@@ -188,8 +188,17 @@ def _draw(title: str, cards: Sequence[SampleCard]) -> Any:
     return sheet
 
 
-def _picture_or_text(given: Any) -> Any:
-    """Returns a small PIL image, or a text; None for an object that is neither."""
+def picture_or_text(given: Any) -> Any:
+    """Returns a small PIL image, or a text; None for an object that is neither.
+
+    Args:
+        given: Text, PIL image, or array or tensor of shape (H, W), (1, H, W), (3, H, W), (H, W, 1) or (H, W, 3). Integers from 0 to
+            255 and fractions from 0 to 1 are black to white; of other values, the smallest becomes black and the largest white.
+
+    Example:
+        >>> picture_or_text("a text"), picture_or_text(torch.zeros(3, 4, 5)).size, picture_or_text(None)
+        ('a text', (5, 4), None)
+    """
     if isinstance(given, str):
         return given
     images = plot_package("PIL.Image")

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from PIL import Image
 
+from thresher.sheet import picture_or_text
 from thresher_lab.training.samples import SHOWN_SUSPECTS, RunHistory, standing_out, suspects
 from thresher_lab.training.store import write_json
 
@@ -44,20 +42,15 @@ def shown(given: Any) -> Shown:
         >>> shown("a short text")
         {'text': 'a short text'}
     """
-    if isinstance(given, str):
-        return {"text": given if len(given) <= LONGEST_TEXT else given[: LONGEST_TEXT - 1] + "…"}
-    if isinstance(given, Image.Image):
-        image = given if given.mode[0] not in "IF" else Image.fromarray(_pixels(np.asarray(given)))
-    elif isinstance(given, torch.Tensor):
-        values = given.detach().cpu()
-        image = Image.fromarray(
-            _pixels((values.float() if values.is_floating_point() else values).numpy())
-        )
-    elif isinstance(given, np.ndarray):
-        image = Image.fromarray(_pixels(given))
-    else:
-        raise UnshowableError(f"must return {ALLOWED}; got {type(given).__name__}")
-    return {"png": _small_png(image)}
+    seen = picture_or_text(given)
+    if seen is None:
+        shape = getattr(given, "shape", None)
+        kind = type(given).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+        raise UnshowableError(f"must return {ALLOWED}; got {kind}")
+    if isinstance(seen, str):
+        return {"text": seen if len(seen) <= LONGEST_TEXT else seen[: LONGEST_TEXT - 1] + "…"}
+    seen.thumbnail((SIDE, SIDE))
+    return {"png": as_png(seen)}
 
 
 def write_shown(path: Path, show: Show, ids: Iterable[int]) -> None:
@@ -96,39 +89,6 @@ def _shown_or_error(show: Show, number: int) -> Shown:
         return shown(show(number))
     except Exception as error:
         return shown(f"show({number}): {type(error).__name__}: {error}")
-
-
-def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Returns values as a gray picture, shape (H, W), or a color picture, shape (H, W, 3)."""
-    if values.ndim == 3 and values.shape[0] == 1 and values.shape[2] != 3:
-        values = values[0]
-    color = values.ndim == 3 and 3 in (values.shape[2], values.shape[0])
-    if not (values.ndim == 2 or color) or not values.size or values.dtype.kind not in "biuf":
-        raise UnshowableError(
-            f"must return {ALLOWED}; got an array of shape {values.shape} and dtype {values.dtype}"
-        )
-    if not np.isfinite(values).all():
-        raise UnshowableError("must return a picture of finite values; got NaN or infinity")
-    if color and values.shape[2] != 3:
-        values = values.transpose(1, 2, 0)
-    low, high = (float(values.min()), float(values.max())) if values.dtype != bool else (0.0, 1.0)
-    if values.dtype.kind in "iu" and low >= 0 and high <= 255:
-        return values.astype(np.uint8)
-    if low >= 0 and high <= 1:
-        low = 0.0
-        high = 1.0
-    return np.rint(255 * ((values.astype(np.float64) - low) / ((high - low) or 1.0))).astype(
-        np.uint8
-    )
-
-
-def _small_png(image: Image.Image) -> str:
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    small = image.convert("L" if image.mode in ("1", "L") else "RGB")
-    small.thumbnail((SIDE, SIDE))
-    return as_png(small)
 
 
 def as_png(image: Image.Image) -> str:
