@@ -21,10 +21,10 @@ from thresher.selection import share
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import train_on_all
 from thresher_lab.training.processes import (
-    dealt,
+    combine_counts,
     number_of_processes,
     of_each_process,
-    of_processes,
+    shard_loader,
 )
 from thresher_lab.training.samples import class_labels, class_name
 from thresher_lab.training.store import versions, whole
@@ -307,13 +307,13 @@ def _train(
         if done is not None:
             done(epoch)
 
-    training = replace(training, loader=dealt(training.loader, seed))
+    training = replace(training, loader=shard_loader(training.loader, seed))
     attach = partial(thresher.attach, method)
     run, model = train_on_all(
         training, attach, epochs=epochs, seed=seed, command="score", after_epoch=record
     )
     made.models.append(model)
-    cost = of_processes(of_each_process(asdict(run.cost)))
+    cost = combine_counts(of_each_process(asdict(run.cost)))
     watched = 0 if watch in (None, was_right) else sum(map(len, seen))
     made.passes.append((cost["forward"] + watched, cost["backward"]))
     made.watched += [torch.stack(seen)] if seen else []

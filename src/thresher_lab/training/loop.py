@@ -26,13 +26,13 @@ from thresher.cost import Cost
 from thresher_lab.training.accumulation import GradientSum, Groups
 from thresher_lab.training.confusion import confusion
 from thresher_lab.training.processes import (
-    dealt,
+    combine_counts,
     fresh_accelerator,
     number_of_processes,
     of_each_process,
     of_first,
-    of_processes,
     own_rank,
+    shard_loader,
 )
 from thresher_lab.training.samples import Recording
 from thresher_lab.training.specs import Spec
@@ -239,7 +239,7 @@ class Session:
         self.training = training
         self.epochs = epochs
         self._was_busy = is_busy()
-        self.loader = dealt(training.loader, seed)
+        self.loader = shard_loader(training.loader, seed)
         self.samples, batch_size = sizes_of(self.loader)
         if not self.samples:
             raise ValueError(
@@ -306,12 +306,12 @@ class Session:
         """Detaches the method and returns metric, cost, times and history; writes the history of every sample to a file."""
         full = self.epochs * self.samples
         counted = asdict(self.run.cost) | self._scores
-        cost = of_processes(of_each_process(counted)) | {
+        cost = combine_counts(of_each_process(counted)) | {
             "full_forward": full,
             "full_backward": full,
         }
         by_epoch = of_each_process(counts_by_epoch(self.run, self.samples))
-        counts = zip(map(of_processes, zip(*by_epoch, strict=True)), self.entries, strict=True)
+        counts = zip(map(combine_counts, zip(*by_epoch, strict=True)), self.entries, strict=True)
         history = with_step_time([count | entry for count, entry in counts])
         if samples_to is not None:
             self.recording.save(samples_to)
@@ -429,7 +429,7 @@ class Session:
         self.entries.append(
             of_first({self.training.metric: metric} | spent | self.recording.epoch())
         )
-        counted = of_processes(
+        counted = combine_counts(
             of_each_process(self.run.history[epoch] if len(self.run.history) > epoch else {})
         )
         if (name := self.training.metric) in counted:

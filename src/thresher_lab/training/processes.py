@@ -1,6 +1,6 @@
-"""The processes that torchrun or accelerate launch has started to train together: who they are, and what they tell each other.
+"""The processes that torchrun or accelerate launch has started to train together.
 
-In a training in one process every function does the obvious, so that the code around needs no second way.
+In a training in one process, every function works without communication.
 """
 
 import os
@@ -15,10 +15,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from thresher import ShardedSampler, Shuffle, loader_settings
 
-OF_BATCHES = "batch_"
-"""Prefix of the entries of a batch method beside a method of another stage."""
-OF_SCORES = ("scores_forward", "scores_backward")
-OF_ROWS = (
+BATCH_PREFIX = "batch_"
+"""Prefix of the entries of a batch method that is combined with a method of another stage."""
+SCORE_COUNTS = ("scores_forward", "scores_backward")
+ROW_COUNTS = (
     "forward",
     "backward",
     "refresh",
@@ -28,22 +28,19 @@ OF_ROWS = (
     "full_backward",
     "candidates",
     "selected",
-    *OF_SCORES,
+    *SCORE_COUNTS,
 )
 """Entries of the costs and of the history that each process counts for its own rows."""
 
 
 def number_of_processes() -> int:
     """Returns the number of processes that train together, 1 or more."""
-    return (
-        distributed.get_world_size()
-        if distributed.is_available() and distributed.is_initialized()
-        else 1
-    )
+    together = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if together else 1
 
 
 def check_joined() -> None:
-    """Refuses processes that were started to train together and have no process group, in which each would train for itself.
+    """Refuses processes that were started together but have no process group, because each would train by itself.
 
     Raises:
         ValueError: There are several processes, and no process group.
@@ -57,56 +54,53 @@ def check_joined() -> None:
 
 
 def own_rank() -> int:
-    """Returns the number of this process; the first one, 0, prints and writes for all."""
+    """Returns the number of this process; the first process, 0, prints and writes for all."""
     return distributed.get_rank() if number_of_processes() > 1 else 0
 
 
 def of_first(value: Any) -> Any:
-    """Returns the value that the first process has given; all processes call it together.
+    """Returns the value of the first process; all processes must call it.
 
     Args:
-        value: Plain value, or one that can be pickled; that of other processes is not looked at.
+        value: Value that can be pickled. The values of other processes are ignored.
     """
-    if number_of_processes() == 1:
-        return value
-    held = [value if own_rank() == 0 else None]
-    distributed.broadcast_object_list(held, src=0)
-    return held[0]
+    values = [value]
+    if number_of_processes() > 1:
+        distributed.broadcast_object_list(values, src=0)
+    return values[0]
 
 
 def of_each_process(value: Any) -> list[Any]:
-    """Returns the values of all processes, in the order of their ranks; all processes call it together.
+    """Returns the values of all processes, in the order of their ranks; all processes must call it.
 
     Args:
-        value: Plain value, or one that can be pickled.
+        value: Value that can be pickled.
     """
-    gathered = [value] * number_of_processes()
-    if len(gathered) > 1:
-        distributed.all_gather_object(gathered, value)
-    return gathered
+    values = [value] * number_of_processes()
+    if len(values) > 1:
+        distributed.all_gather_object(values, value)
+    return values
 
 
-def of_processes(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the counts of all processes together: sums of rows, means of other numbers that differ, else those of the first.
+def combine_counts(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Combines the counts of all processes: adds counts of rows, averages other floats, and takes the rest from the first process.
 
     Args:
-        counted: Costs, or entries of the history, with the same names, one per process.
+        counts: Costs, or entries of the history, with the same names, one per process.
 
     Example:
-        >>> of_processes([{"forward": 3, "steps": 1, "loss": 0.5}, {"forward": 2, "steps": 1, "loss": 1.0}])
+        >>> combine_counts([{"forward": 3, "steps": 1, "loss": 0.5}, {"forward": 2, "steps": 1, "loss": 1.0}])
         {'forward': 5, 'steps': 1, 'loss': 0.75}
     """
-    total = dict(counted[0])
-    for name, first in counted[0].items():
-        values = [one[name] for one in counted]
-        plain_name = name.removeprefix(OF_BATCHES)
-        if plain_name in OF_ROWS:
+    total = dict(counts[0])
+    for name, first in total.items():
+        values = [each[name] for each in counts]
+        if name.removeprefix(BATCH_PREFIX) in ROW_COUNTS:
             total[name] = sum(values)
-        elif isinstance(first, float) and name != "backward_to_forward":
-            total[name] = (
-                sum(values) / len(values) if any(value != first for value in values) else first
-            )
-    for prefix in ("", OF_BATCHES):
+        # The mean of equal floats may differ from them in the last digit.
+        elif isinstance(first, float) and name != "backward_to_forward" and len({*values}) > 1:
+            total[name] = sum(values) / len(values)
+    for prefix in ("", BATCH_PREFIX):
         if total.get(f"{prefix}candidates") and f"{prefix}actual_fraction" in total:
             total[f"{prefix}actual_fraction"] = (
                 1 - total[f"{prefix}selected"] / total[f"{prefix}candidates"]
@@ -115,7 +109,7 @@ def of_processes(counted: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def once_per_machine(write: Callable[[], Any]) -> None:
-    """Has one process of each machine write files that all of them read afterwards; all processes call it together.
+    """Lets one process of each machine write files that all of them read later; all processes must call it.
 
     Args:
         write: Function that writes the files.
@@ -128,14 +122,14 @@ def once_per_machine(write: Callable[[], Any]) -> None:
     distributed.barrier()
 
 
-def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
-    """Returns the training loader of this process: batches of all processes together are those of the given loader.
+def shard_loader(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
+    """Returns a loader with the part of each batch that this process trains on.
 
-    A loader that deals out its samples by itself, by a DistributedSampler or a Shuffle of several processes, stays as it is.
+    A loader that is already sharded, by a DistributedSampler or a Shuffle of several processes, is returned unchanged.
 
     Args:
         loader: Training loader of a task.
-        seed: Random seed of the order of a loader that shuffles by the global random state, which differs between processes.
+        seed: Random seed of the order, used if the loader shuffles by the global random state, which differs between processes.
 
     Raises:
         ValueError: The processes cannot have equal parts of a batch.
@@ -177,7 +171,7 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
 
 
 def fresh_accelerator(**settings: Any) -> Accelerator:
-    """Returns an Accelerator whose optimizers step, also after a trainer that left this process in the middle of a step.
+    """Returns an Accelerator whose optimizers step, even if an earlier trainer stopped in the middle of a step.
 
     Args:
         **settings: Arguments of Accelerator.

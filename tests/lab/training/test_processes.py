@@ -10,12 +10,12 @@ import thresher
 from thresher_lab.training import processes
 from thresher_lab.training.processes import (
     check_joined,
-    dealt,
+    combine_counts,
     of_each_process,
     of_first,
-    of_processes,
     once_per_machine,
     own_rank,
+    shard_loader,
 )
 
 N = 21
@@ -37,7 +37,7 @@ def test_one_process_is_the_first_and_tells_itself():
     once_per_machine(lambda: written.append(1))
     assert (own_rank(), of_first("a"), of_each_process("a"), written) == (0, "a", ["a"], [1])
     loader = DataLoader(range(N), 6)
-    assert dealt(loader, 0) is loader
+    assert shard_loader(loader, 0) is loader
 
 
 def test_processes_without_a_group_are_refused(monkeypatch):
@@ -68,7 +68,7 @@ def test_batches_of_all_processes_are_those_of_one(rank, drop_last, shuffled):
     whole, parts = [batch.tolist() for batch in loader()], []
     for one in range(3):
         rank(one)
-        parts.append([batch.tolist() for batch in dealt(loader(), 0)])
+        parts.append([batch.tolist() for batch in shard_loader(loader(), 0)])
     together = [sorted(chain(*step)) for step in zip(*parts, strict=True)]
     assert together == [sorted(batch) for batch in whole] and {len(part[0]) for part in parts} == {
         2
@@ -77,9 +77,11 @@ def test_batches_of_all_processes_are_those_of_one(rank, drop_last, shuffled):
 
 def test_a_shuffle_by_the_global_state_gets_a_generator(rank):
     rank(0)
-    first = [batch.tolist() for batch in dealt(DataLoader(range(N), 6, shuffle=True), 7)]
+    first = [batch.tolist() for batch in shard_loader(DataLoader(range(N), 6, shuffle=True), 7)]
     torch.rand(1)
-    assert [batch.tolist() for batch in dealt(DataLoader(range(N), 6, shuffle=True), 7)] == first
+    assert [
+        batch.tolist() for batch in shard_loader(DataLoader(range(N), 6, shuffle=True), 7)
+    ] == first
 
 
 def test_a_loader_that_deals_out_its_samples_stays(rank):
@@ -89,7 +91,7 @@ def test_a_loader_that_deals_out_its_samples_stays(rank):
         thresher.Shuffle(range(N), num_replicas=3, rank=1),
     ):
         loader = DataLoader(range(N), 2, sampler=sampler)
-        assert dealt(loader, 0) is loader
+        assert shard_loader(loader, 0) is loader
 
 
 def test_batches_without_equal_parts_are_refused(rank):
@@ -98,12 +100,14 @@ def test_batches_without_equal_parts_are_refused(rank):
         ValueError,
         match="batches of 8 samples, of which 3 processes cannot have equal parts. Start a number",
     ):
-        dealt(DataLoader(range(N), 8), 0)
+        shard_loader(DataLoader(range(N), 8), 0)
     with pytest.raises(ValueError, match="a batch sampler of its own, of which 3 processes"):
-        dealt(DataLoader(range(N), batch_sampler=BatchSampler(range(N), 6, drop_last=False)), 0)
+        shard_loader(
+            DataLoader(range(N), batch_sampler=BatchSampler(range(N), 6, drop_last=False)), 0
+        )
 
 
-def test_counts_of_processes():
+def test_counts_of_processes_are_combined():
     first = {
         "forward": 4,
         "steps": 2,
@@ -113,14 +117,16 @@ def test_counts_of_processes():
         "name": "a",
         "nothing": None,
     }
-    found = of_processes([first, first | {"forward": 3, "facts": 1.0, "backward_to_forward": 1.0}])
+    found = combine_counts(
+        [first, first | {"forward": 3, "facts": 1.0, "backward_to_forward": 1.0}]
+    )
     assert found == first | {"forward": 7, "facts": 0.75}
     for prefix in ("", "batch_"):
         parts = [
             {"candidates": 8, "selected": 2, "actual_fraction": 0.75},
             {"candidates": 8, "selected": 3, "actual_fraction": 0.6},
         ]
-        found = of_processes(
+        found = combine_counts(
             [{f"{prefix}{name}": value for name, value in part.items()} for part in parts]
         )
         assert found == {
