@@ -6,8 +6,8 @@ A worker process imports torch for seconds before it trains anything.
 import io
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
-from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import pytest
@@ -16,26 +16,18 @@ from thresher_lab import cli
 from thresher_lab.comparison import workers
 
 
-class ThreadWorker:
-    """A worker that does its work in a thread, in the place of a process."""
+class ThreadExecutor(ThreadPoolExecutor):
+    """Calls functions in a thread, in the place of a process."""
 
-    exitcode = 0
+    _processes = None
 
-    def __init__(self, connection, theirs, arguments):
-        self._connection = connection
-        self._thread = threading.Thread(target=self._work, args=(theirs, *arguments), daemon=True)
-        self._thread.start()
+    def __init__(self, count, context, initializer, arguments):
+        super().__init__(count, initializer=initializer, initargs=arguments)
+        self._connection = arguments[0]
 
-    @staticmethod
-    def _work(theirs, *arguments):
-        with theirs:  # closed as by a process that dies: the comparison would wait for ever
-            workers._work(theirs, *arguments)
-
-    def kill(self):
-        self._connection.close()
-
-    def join(self):
-        self._thread.join()
+    def shutdown(self):
+        self._connection.close()  # ends a training at its next message
+        super().shutdown()
 
 
 class OneAfterAnother(workers.Trainer):
@@ -51,18 +43,13 @@ class OneAfterAnother(workers.Trainer):
 def train_in_threads(monkeypatch):
     """Has comparisons train in threads until the patches are undone."""
 
-    def spawn(self):
-        ours, theirs = Pipe()
-        self._processes[ours] = ThreadWorker(ours, theirs, (self._settings,))
-        return ours
-
     no_signals = SimpleNamespace(signal=lambda *_: None, SIGINT=None, SIG_IGN=None)
     monkeypatch.setattr(
         workers, "signal", no_signals
     )  # only the main thread may set signal handlers
     monkeypatch.setattr(workers, "_leave_with_parent", lambda: None)
     monkeypatch.setattr(workers, "Trainer", OneAfterAnother)
-    monkeypatch.setattr(workers.Workers, "_spawn", spawn)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", ThreadExecutor)
 
 
 def call_in_process(*arguments):

@@ -105,35 +105,29 @@ class RayWorkers(Slots):
             "num_gpus": cluster.gpus,
             "scheduling_strategy": "SPREAD",
         }
-        self._new_actor = lambda: self._ray.remote(**takes)(Actor).remote(
-            Path.cwd(), bool(cluster.gpus), settings
-        )
+        self._actor_class = self._ray.remote(**takes)(Actor)
+        self._arguments = (Path.cwd(), bool(cluster.gpus), settings)
         self._out = out
-        self._idle = list[Any]()
-        self._actors = dict[Any, Any]()
         self._died = set[str]()
         self._reached = dict[str, int]()
 
-    def __exit__(self, *_: object) -> None:
-        """Ends the actors at once: jobs in progress are lost, events that were returned are not."""
-        for actor in (*self._idle, *self._actors.values()):
-            self._ray.kill(actor)
+    def _add_worker(self) -> Any:
+        self._workers.append(self._actor_class.remote(*self._arguments))
+        return self._workers[-1]
 
-    def start(self, job: Job) -> None:
-        """Hands a job to an idle actor, or to a new one if none is idle."""
-        actor = self._idle.pop() if self._idle else self._new_actor()
+    def _kill(self, worker: Any) -> None:
+        self._ray.kill(worker)
+
+    def _submit(self, worker: Any, job: Job) -> Any:
         full = f"{RUNS}/{Job.of(FULL_TRAINING, job.seed, job.rate_of_full).key}{BESIDE['samples']}"
         files = (
             {}
             if job.is_control or not (self._out / full).exists()
             else {full: (self._out / full).read_bytes()}
         )
-        stream = actor.train.options(num_returns="streaming").remote(job, files)
-        self._busy[stream] = job
-        self._actors[stream] = actor
+        return worker.train.options(num_returns="streaming").remote(job, files)
 
     def _receive(self) -> tuple[Any, Message]:
-        """Waits for the next message of an actor, and returns it after the slot of its job."""
         while True:
             stream = self._ray.wait([*self._busy], num_returns=1)[0][0]
             key = self._busy[stream].key
@@ -142,7 +136,6 @@ class RayWorkers(Slots):
             except (self._ray.exceptions.RayError, StopIteration) as error:
                 return None, self._try_again(stream, error)
             if isinstance(message, Finished | Failed):
-                self._idle.append(self._actors.pop(stream))
                 write_files(self._out, files)
             elif isinstance(message, Advanced):
                 if message.epochs <= self._reached.get(key, 0):
@@ -157,7 +150,9 @@ class RayWorkers(Slots):
             RunError: It was the second try.
         """
         job = self._busy.pop(stream)
-        self._ray.kill(self._actors.pop(stream))
+        actor = self._used.pop(stream)
+        self._workers.remove(actor)
+        self._kill(actor)
         if job.key in self._died:
             raise RunError(f"{job.name}: its process died twice") from error
         self._died.add(job.key)

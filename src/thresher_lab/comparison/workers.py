@@ -1,6 +1,6 @@
-"""Worker processes that train side by side, or processes of torchrun that train each job together.
+"""Trains the jobs of a comparison in processes of this machine: side by side, or each job in all processes of torchrun together.
 
-`comparison.ray_workers` has workers on a cluster, with the same functions.
+`comparison.ray_workers` trains them on a cluster.
 """
 
 import multiprocessing
@@ -9,12 +9,13 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Self
@@ -26,8 +27,10 @@ from thresher_lab.training.store import BESIDE
 from thresher_lab.training.trainable import Training
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""Environment of workers, unless the user has set another: torch would write that it measures memory."""
+"""Environment variables of workers that the user has not set. They stop torch from writing that it measures memory."""
 
+LOOK_S = 0.05
+"""Seconds between two checks for messages of the processes."""
 
 PACKAGES = (Path(thresher.__file__).parent, Path(__file__).parents[1])
 """Folders of the library and of the laboratory."""
@@ -131,7 +134,7 @@ Message = Advanced | Warned | Finished | Failed
 
 
 class Slots:
-    """The jobs in progress. All kinds of workers derive from it, and add `start` and `_receive`.
+    """The jobs in progress, each in a worker of its own; the base of all kinds of workers.
 
     Args:
         count: Number of jobs that can be in progress at once.
@@ -139,10 +142,17 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        self._workers: list[Any] = []
         self._busy: dict[Any, Job] = {}
+        self._used: dict[Any, Any] = {}
 
     def __enter__(self) -> Self:
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kills all workers: jobs in progress are lost, events that were returned are not."""
+        for worker in self._workers:
+            self._kill(worker)
 
     @property
     def busy(self) -> bool:
@@ -153,6 +163,14 @@ class Slots:
     def free(self) -> bool:
         """Whether one more job can start at once."""
         return len(self._busy) < self._count
+
+    def start(self, job: Job) -> None:
+        """Starts a job in an idle worker, or in a new one if none is idle."""
+        idle = [worker for worker in self._workers if worker not in self._used.values()]
+        worker = idle[0] if idle else self._add_worker()
+        slot = self._submit(worker, job)
+        self._busy[slot] = job
+        self._used[slot] = worker
 
     def next_event(self) -> Advanced | Warned | Finished:
         """Waits for the next message of a worker and returns it.
@@ -168,19 +186,31 @@ class Slots:
         return message
 
     def next_message(self) -> Message:
-        """Waits for the next message of a worker and returns it, also that of a run that failed."""
+        """Waits for the next message of a worker and returns it, including messages of failed runs."""
         slot, message = self._receive()
         if not isinstance(message, Advanced | Warned):
             del self._busy[slot]
+            self._used.pop(slot, None)
         return message
 
-    def _receive(self) -> tuple[Any, Message]:
-        """Waits for the next message of a worker, and returns it after the slot of its job."""
+    def _add_worker(self) -> Any:
+        """Adds a worker to `_workers`, and returns it."""
         raise NotImplementedError
+
+    def _submit(self, worker: Any, job: Job) -> Any:
+        """Starts a job in a worker, and returns a slot: the object that stands for the job while it is in progress."""
+        raise NotImplementedError
+
+    def _receive(self) -> tuple[Any, Message]:
+        """Waits for the next message of a worker, and returns the slot of its job and the message."""
+        raise NotImplementedError
+
+    def _kill(self, worker: Any) -> None:
+        """Ends a worker at once."""
 
 
 class Workers(Slots):
-    """A context in which jobs are trained, `count` at a time.
+    """A context in which processes of this machine train jobs, `count` at a time.
 
     Args:
         count: Number of processes.
@@ -189,88 +219,63 @@ class Workers(Slots):
 
     def __init__(self, count: int, **settings: Any) -> None:
         super().__init__(count)
-        self._settings = settings
-        self._processes: dict[Connection, Any] = {}
+        self._context = multiprocessing.get_context("spawn")
+        self._messages, writer = self._context.Pipe(duplex=False)
+        self._arguments = (writer, self._context.RLock(), settings)
 
-    def __exit__(self, *_: object) -> None:
-        """Ends the processes at once: jobs in progress are lost, events that were returned are not."""
-        for process in self._processes.values():
-            process.kill()
-        for connection, process in self._processes.items():
-            process.join()
-            connection.close()
-        self._processes.clear()
-
-    def start(self, job: Job) -> None:
-        """Hands a job to an idle process, or to a new one where none is idle."""
-        idle = next(
-            (connection for connection in self._processes if connection not in self._busy), None
-        )
-        connection = idle or self._spawn()
-        self._busy[connection] = job
-        with self._alive(connection):
-            connection.send(job)
-
-    def _receive(self) -> tuple[Any, Message]:
-        """Waits for the next message of a process, and returns it after the slot of its job."""
-        connection: Any = wait(list(self._busy))[0]
-        with self._alive(connection):
-            return connection, connection.recv()
-
-    @contextmanager
-    def _alive(self, connection: Connection) -> Iterator[None]:
-        """Turns a broken connection into a `RunError` that names the run."""
-        try:
-            yield
-        except (EOFError, ConnectionError) as error:
-            process = self._processes[connection]
-            process.join()
-            raise RunError(
-                f"{self._busy[connection].name}: its process died with exit code {process.exitcode}"
-            ) from error
-
-    def _spawn(self) -> Connection:
+    def _add_worker(self) -> ProcessPoolExecutor:
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, self._settings))
-        with interrupts_deferred():
-            process.start()
-            self._processes[ours] = process
-        theirs.close()
-        return ours
+        # One process each: if it dies, no other run is lost, and the executor tells which run was.
+        worker = ProcessPoolExecutor(1, self._context, _prepare_process, self._arguments)
+        self._workers.append(worker)
+        thread = threading.Thread(target=_start_process, args=(worker,))
+        thread.start()
+        thread.join()
+        return worker
+
+    def _submit(self, worker: ProcessPoolExecutor, job: Job) -> Any:
+        try:
+            return worker.submit(_train, job)
+        except BrokenExecutor as error:
+            raise _died(worker, job) from error
+
+    def _receive(self) -> tuple[Any, Message]:
+        while True:
+            done = wait(self._busy, LOOK_S, FIRST_COMPLETED).done
+            # A process sends the messages of a job before its result.
+            if self._messages.poll():
+                return None, self._messages.recv()
+            for future in done:
+                try:
+                    return future, future.result()
+                except BrokenExecutor as error:
+                    raise _died(self._used[future], self._busy[future]) from error
+
+    def _kill(self, worker: ProcessPoolExecutor) -> None:
+        # Executors have no public function for it before Python 3.14.
+        for process in [*(worker._processes or {}).values()]:
+            process.kill()
+        worker.shutdown()
 
 
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Defers SIGINT (Ctrl-C) to the end of the block; processes that are started inside do not receive it.
+def _start_process(worker: ProcessPoolExecutor) -> None:
+    """Starts the process of a worker, in a thread of its own.
 
-    The terminal sends SIGINT to all of its processes. In this one, a signal handler notes it, and the handler that was
-    installed before runs after the block. A signal mask alone would not do: it holds for one thread, the kernel delivers
-    the signal to any other, and Python then runs the handler in the main thread. In threads other than the main one, no
-    handler can run and none is installed. Processes that are started inside inherit the mask with SIGINT blocked until they
-    ignore the signal themselves (`_work`).
+    Ctrl-C in a terminal sends SIGINT to all processes. The new process inherits the mask of this thread, which blocks SIGINT,
+    and then ignores the signal (`_prepare_process`). KeyboardInterrupt is raised in the main thread only, so the start is not
+    interrupted halfway.
     """
-    before = signal.getsignal(signal.SIGINT)
-    noted = list[int]()
-    # A handler that Python did not install (None) cannot be put back.
-    handled = threading.current_thread() is threading.main_thread() and before is not None
-    masks = hasattr(signal, "pthread_sigmask")
-    if handled:
-        signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
-    if masks:
+    if hasattr(signal, "pthread_sigmask"):
         resource_tracker.ensure_running()  # the first process would start it, and that unblocks SIGINT
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        if masks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # pyright: ignore[reportPossiblyUnboundVariable]
-        if handled:
-            signal.signal(signal.SIGINT, before)
-        if noted:
-            signal.raise_signal(signal.SIGINT)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    worker.submit(os.getpid)  # any call starts the process
+
+
+def _died(worker: ProcessPoolExecutor, job: Job) -> RunError:
+    [process] = worker._processes.values()
+    worker.shutdown()  # its thread waits for the process, and then the exit code is known
+    return RunError(f"{job.name}: its process died with exit code {process.exitcode}")
 
 
 def _leave_with_parent() -> None:
@@ -285,8 +290,8 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(connection: Connection, settings: dict[str, Any]) -> None:
-    """The main function of a worker process: trains job after job until the parent is gone."""
+def _prepare_process(connection: Connection, lock: Any, settings: dict[str, Any]) -> None:
+    """Prepares a new process of `Workers` for its jobs; the process ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -294,30 +299,34 @@ def _work(connection: Connection, settings: dict[str, Any]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    one_by_one = threading.RLock()
     owner = os.getpid()
     usual = warnings.showwarning
 
     def send(message: Message) -> None:
-        pickled = ForkingPickler.dumps(
-            message
-        )  # outside of the lock: objects that are freed now may warn
-        with one_by_one:
+        # Pickled outside of the lock: objects that are freed now may warn.
+        pickled = ForkingPickler.dumps(message)
+        with lock:
             connection.send_bytes(pickled)
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any
     ) -> None:
         if os.getpid() == owner:
-            send(Warned(warning_text(message, category, filename, lineno), outcome.run))
+            send(Warned(warning_text(message, category, filename, lineno), trainer.run))
         else:  # a process that loads data has no part in the connection
             usual(message, category, filename, lineno, *rest)
 
     warnings.showwarning = show
-    outcome = Trainer(send, **settings)
-    with suppress(EOFError, ConnectionError):  # the parent is gone
-        while True:
-            send(outcome(connection.recv()))
+    trainer = Trainer(send, **settings)
+    _PROCESS.train = trainer
+
+
+_PROCESS = threading.local()
+"""Holds the trainer of a process of `Workers`."""
+
+
+def _train(job: Job) -> Finished | Failed:
+    return _PROCESS.train(job)
 
 
 def warning_text(
@@ -396,35 +405,33 @@ class Trainer:
         def progress(done: int, metric: float) -> None:
             self._send(Advanced(job, done, metric))
 
-        what = {
-            "seed": job.seed,
-            "epochs": self._epochs,
-            "label": job.label,
-            "share": job.share,
-            "rate": job.rate,
-        }
-        what |= self._tracking
-        what |= {
-            "samples_to": self._beside(job, "samples"),
-            "on_end": partial(self._write_shown, job),
-        }
         try:
+            train_once: Any = partial(train, self._task)
+            if takes_overrides(self._data):
+                from thresher_lab.training.trainers import train_by_trainer
+
+                train_once = train_by_trainer
             with warnings.catch_warnings():
                 # What Thresher warns of is about settings that the user has not chosen.
                 if job.is_control:
                     warnings.filterwarnings(
                         "ignore", category=UserWarning, module=r"thresher(_lab)?\."
                     )
-                if takes_overrides(self._data):
-                    from thresher_lab.training.trainers import train_by_trainer
-
-                    return Finished(
-                        job, train_by_trainer(self._data, job.spec, progress=progress, **what)
-                    )
-                return Finished(
-                    job, train(self._task, self._data, job.spec, progress=progress, **what)
+                run = train_once(
+                    self._data,
+                    job.spec,
+                    seed=job.seed,
+                    epochs=self._epochs,
+                    label=job.label,
+                    share=job.share,
+                    rate=job.rate,
+                    progress=progress,
+                    samples_to=self._beside(job, "samples"),
+                    on_end=partial(self._write_shown, job),
+                    **self._tracking,
                 )
-        except Exception as error:
+                return Finished(job, run)
+        except (Exception, SystemExit) as error:
             if isinstance(error, SmallerBatchesError):
                 return Failed(job, str(error), RunRefusedError, traceback.format_exc())
             kind = RunValueError if isinstance(error, ValueError | OSError) else RunError
@@ -473,9 +480,9 @@ class TogetherWorkers(Slots):
         super().__init__(1)
         self._train = Trainer(advanced if own_rank() == 0 else lambda _: None, **settings)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Tells the other processes that there is no further job; after an error they are ended with this one."""
-        if kind is None and own_rank() == 0:
+    def __exit__(self, *error: object) -> None:
+        """Tells the other processes that there is no further job. After an error, they end with this process."""
+        if not any(error) and own_rank() == 0:
             of_first(None)
 
     def leads(self, jobs: Sequence[Job]) -> bool:

@@ -274,9 +274,7 @@ def test_runs_are_equal_to_those_of_the_pool(ray, tmp_path):
 
 
 @in_verify
-@pytest.mark.parametrize(
-    "which", ["os.getpid()", "next(iter(self._workers._processes.values())).pid"]
-)
+@pytest.mark.parametrize("which", ["os.getpid()", "[*self._workers._workers[0]._processes][0]"])
 def test_a_killed_process_costs_one_try(ray, tmp_path, which):
     with RayWorkers(1, Cluster(), tmp_path, task="digits", epochs=300, folder=None) as workers:
         short = Job(FULL.spec, 0, "short", 1 / 300)
@@ -284,7 +282,7 @@ def test_a_killed_process_costs_one_try(ray, tmp_path, which):
         while not isinstance(finished := workers.next_event(), Finished):
             pass
         process = ray.get(
-            workers._idle[0].__ray_call__.remote(eval(f"lambda self: {which}", {"os": os}))
+            workers._workers[0].__ray_call__.remote(eval(f"lambda self: {which}", {"os": os}))
         )
         workers.start(FULL)
         assert isinstance(workers.next_event(), Advanced)

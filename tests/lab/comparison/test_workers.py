@@ -5,8 +5,9 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager, nullcontext
-from multiprocessing import Pipe
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 
 import pytest
@@ -22,7 +23,6 @@ from thresher_lab.comparison.workers import (
     Trainer,
     Warned,
     Workers,
-    interrupts_deferred,
     warning_text,
 )
 from thresher_lab.training.samples import SHOWN_SUSPECTS, read_history, standing_out, suspects
@@ -67,7 +67,9 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(
         with second_thread(), pytest.raises(KeyboardInterrupt):
             workers.start(full)
         assert state() == before
-        [process] = workers._processes.values()
+        while not workers._workers[0]._processes:
+            time.sleep(0.05)
+        [process] = workers._workers[0]._processes.values()
         process.join(1)
         assert process.is_alive() and workers.free
         monkeypatch.undo()
@@ -90,14 +92,32 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(
             assert label == "control" or events[0].text.startswith(
                 "Warning: Winnow draws uniformly in the first epoch"
             )
-        assert list(workers._processes.values()) == [process]
+        assert len(workers._workers) == 1 and process.is_alive()
         workers.start(full)
         assert isinstance(workers.next_event(), Advanced)
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(RunError, match="full, seed 3: its process died with exit code -9"):
             while True:
                 workers.next_event()
-    assert not workers._processes
+    assert not process.is_alive()
+
+
+def test_leaving_ends_the_processes_and_a_process_that_dies_names_its_run():
+    slow = Job.of(MethodSpec("full"), 3)
+    with Workers(2, task="digits", epochs=10_000, folder=None) as workers:
+        other = replace(slow, seed=4)
+        for job in (slow, other):
+            workers.start(job)
+        processes = [process for one in workers._workers for process in one._processes.values()]
+        reached = set()
+        while len(reached) < 2:
+            reached.add(workers.next_event().job.seed)
+        os.kill(processes[1].pid, signal.SIGKILL)
+        with pytest.raises(RunError, match="full, seed 4: its process died with exit code -9"):
+            while True:
+                workers.next_event()
+        assert processes[0].is_alive()
+    assert not any(process.is_alive() for process in processes)
 
 
 def test_a_warning_has_its_place_unless_it_is_of_thresher():
@@ -118,6 +138,7 @@ def test_a_warning_has_its_place_unless_it_is_of_thresher():
     [
         (None, RunValueError, "FileNotFoundError: .*train-images"),
         (ZeroDivisionError("by 0"), RunError, "ZeroDivisionError: by 0"),
+        (SystemExit(7), RunError, "SystemExit: 7"),
         (SmallerBatchesError("too few rows"), RunRefusedError, "too few rows"),
     ],
 )
@@ -128,88 +149,25 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, e
     monkeypatch.setattr("thresher_lab.training.loop.train", train)
     job, task = Job.control("uniform", 0, 0.5), "digits" if raised else "fashion-mnist"
     failed = Trainer(print, task, 1, tmp_path)(job)
-    ours, theirs = Pipe()
-    theirs.send(failed)
-    workers = Workers(1, task=task, epochs=1, folder=tmp_path)
-    workers._busy[ours] = job
+    workers, future = Workers(1, task=task, epochs=1, folder=tmp_path), Future()
+    future.set_result(failed)
+    workers._busy[future] = job
     with pytest.raises(error, match=f"uniform@0.500, seed 0: {message}") as caught:
         workers.next_event()
     assert "Traceback" in str(caught.value.__cause__) and not workers.busy
 
 
-@pytest.mark.parametrize("other", [second_thread, nullcontext])
-def test_an_interrupt_waits_for_the_end_of_the_block(interruptible, other):
-    before, reached = state(), False
-    with other(), pytest.raises(KeyboardInterrupt), interrupts_deferred():
-        interrupt()
-        interrupt()
-        reached = True
-    assert reached
-    assert state() == before
-
-
-def test_nested_blocks_wait_for_the_end_of_the_outermost(interruptible):
-    before, reached = state(), []
-    with second_thread(), pytest.raises(KeyboardInterrupt), interrupts_deferred():
-        with interrupts_deferred():
-            interrupt()
-            reached.append("inner")
-        reached.append("outer")
-    assert reached == ["inner", "outer"]
-    assert state() == before
-
-
-def test_the_handler_of_the_user_is_called_once_the_block_is_over(interruptible):
-    order = []
-    signal.signal(signal.SIGINT, lambda number, _: order.append(number))
-    with second_thread():
-        with interrupts_deferred():
-            interrupt()
-            order.append("block")
-        assert order == ["block", signal.SIGINT]
-        interrupt()
-    assert order == ["block", signal.SIGINT, signal.SIGINT]
-
-
-def test_an_error_in_the_block_passes_and_an_ignored_interrupt_stays_ignored(interruptible):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    before = state()
-    with second_thread(), pytest.raises(ZeroDivisionError), interrupts_deferred():
-        interrupt()
-        1 / 0  # noqa: B018
-    assert state() == before
-
-
-def test_in_another_thread_the_handler_of_the_main_thread_stays(interruptible):
-    handlers, masks = [signal.getsignal(signal.SIGINT)], []
-
-    def other():
-        with interrupts_deferred():
-            handlers.append(signal.getsignal(signal.SIGINT))
-            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert handlers[0] == handlers[1]
-    assert [signal.SIGINT in mask for mask in masks] == [True, False]
-
-
-def test_a_handler_that_python_did_not_install_stays(interruptible, monkeypatch):
-    monkeypatch.setattr(signal, "getsignal", lambda _: None)
-    monkeypatch.setattr(signal, "signal", None)
-    with interrupts_deferred():
-        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-def test_systems_without_signal_masks_defer_too(interruptible, monkeypatch):
-    monkeypatch.delattr(signal, "pthread_sigmask")
-    reached = False
-    with pytest.raises(KeyboardInterrupt), interrupts_deferred():
-        interrupt()
-        reached = True
-    assert reached
+def test_a_process_that_dies_without_a_job_is_reported_by_the_next_one():
+    job = Job(MethodSpec("full"), 3, "one epoch", 1e-4)
+    with Workers(1, task="digits", epochs=10_000, folder=None) as workers:
+        workers.start(job)
+        while not isinstance(workers.next_event(), Finished):
+            pass
+        [process] = workers._workers[0]._processes.values()
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match="one epoch, seed 3: its process died with exit code -9"):
+            workers.start(job)
+            workers.next_event()
 
 
 MADE = """
