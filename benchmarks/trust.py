@@ -1,0 +1,341 @@
+"""How far the suspicions of a data map can be trusted: how well it finds planted wrong labels, by what the network knows.
+
+`python -m benchmarks.trust [--minutes M]` trains on data some of whose labels were replaced, with `thresher.observe`, and reads
+`run.data_map()` after the first epoch, a quarter, half and all of the epochs. The learning rate is constant, so the first part
+of a training is what a shorter training with the same seed would be, bit for bit. A reading has the AUROC of `suspicion` (the
+chance that a wrong label is more suspicious than a right one), its precision at 100, and the accuracy on validation samples
+whose labels are right: every fifth sample, which is not trained on.
+
+Labels are replaced by a random other class (symmetric), or by the class that is next in number (pairs). With two classes, both
+are the same, and only the first is measured.
+
+Decided before the first counted training: the tasks, shares, lengths and five seeds; and the rule, at least three visits and a
+validation accuracy of at least one half. What it promises was left to the measurement. Numbers of epochs were chosen after one
+training of each task (seed 0, 10 %, symmetric), which is counted, too.
+"""
+
+import argparse
+import csv
+import inspect
+import subprocess
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+from benchmarks.kept import add_line, read_lines
+from benchmarks.observe import PROBLEMS, Problem, with_wrong_labels
+from thresher_lab.comparison.statistics import Paired
+from thresher_lab.tasks import TASKS, built_in
+from thresher_lab.tasks.base import accuracy, find_in_package
+from thresher_lab.tasks.networks import perceptron, small_cnn
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = ROOT / "benchmarks" / "results" / "trust-runs.jsonl.gz"
+SHARES = (10, 2, 20, 5)
+"""Percent of the labels that are replaced, in the order in which they are measured."""
+KINDS = ("symmetric", "pairs")
+SEEDS = 5
+COUNT = 100
+"""Number of suspects whose precision is measured."""
+LEAST_VISITS, LEAST_ACCURACY = 3, 0.5
+"""The rule."""
+MODULES = ("argparse", "ast", "asyncio.base_events", "_pydecimal", "email.message", "http.client", "inspect", "logging",
+           "tarfile", "typing")  # fmt: skip
+"""Modules of the standard library, pieces of which are the samples of two tasks."""
+CNN = partial(small_cnn, 28, width=8)
+OF_TWO_CLASSES = ("table, breast cancer", "table, orange juice")
+SECTIONS = 12
+"""Number of sections of Debian among which the task of descriptions tells apart."""
+
+
+def hashed_counts(texts: Sequence[bytes], width: int = 1024) -> Tensor:
+    """Returns square roots of the counts of hashed groups of three bytes, shape (N, width)."""
+    rows = []
+    for text in texts:
+        piece = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
+        groups = (piece[:-2] * 65_599 + piece[1:-1] * 257 + piece[2:]) % width
+        rows.append(np.bincount(groups, minlength=width))
+    return torch.tensor(np.array(rows), dtype=torch.float32).sqrt()
+
+
+def _descriptions(samples: int = 4000) -> tuple[Tensor, Tensor]:
+    """One-line descriptions of packages of Debian, one of each source, and their sections."""
+    command = ["apt-cache", "dumpavail"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    sources: dict[str, tuple[str, str]] = {}
+    for stanza in listed.split("\n\n"):
+        lines = (line.split(": ", 1) for line in stanza.splitlines() if ": " in line)
+        fields = {line[0]: line[1] for line in lines}
+        source = fields.get("Source", fields.get("Package", "")).split(" ")[0]
+        text = fields.get("Description", "")
+        if len(text) > 10 and fields.get("Section"):
+            sources.setdefault(source, (fields["Section"], text))
+    counts = Counter(section for section, _ in sources.values())
+    names = sorted(name for name, _ in counts.most_common(SECTIONS))
+    rows = [sources[source] for source in sorted(sources) if sources[source][0] in names]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:samples]
+    chosen = [rows[i] for i in order.tolist()]
+    inputs = hashed_counts([text.lower().encode() for _, text in chosen])
+    return inputs, torch.tensor([names.index(section) for section, _ in chosen])
+
+
+def _table(name: str, target: str, unused: Sequence[str], samples: int) -> tuple[Tensor, Tensor]:
+    """Rows of a table of the package ISLP: numbers are scaled, other columns become a 0 or 1 for each value."""
+    path = find_in_package(name, "ISLP", "data", f"{name}.csv")
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:samples]
+    columns = {key: [rows[i][key] for i in order.tolist()] for key in rows[0]}
+    inputs = []
+    for key, values in columns.items():
+        if key == target or key in unused:
+            continue
+        try:
+            inputs.append(np.array(values, dtype=np.float64))
+        except ValueError:
+            known = sorted(set(values))
+            inputs += [np.array([value == one for value in values]) * 1.0 for one in known]
+    table = np.stack(inputs, 1)
+    table = (table - table.mean(0)) / np.maximum(table.std(0), 1e-6)
+    classes = sorted(set(columns[target]))
+    labels = torch.tensor([classes.index(value) for value in columns[target]])
+    return torch.tensor(table, dtype=torch.float32), labels
+
+
+def _images(name: str) -> tuple[Tensor, Tensor]:
+    task = built_in(name)
+    inputs, targets = task.load(task.find(None)).train.tensors
+    return inputs, targets.long()
+
+
+def _pieces(length: int, each: int = 280) -> tuple[Tensor, Tensor]:
+    """Pieces of modules of the standard library, evenly spaced, as counts of groups of bytes."""
+    texts: list[bytes] = []
+    for name in MODULES:
+        text = inspect.getsource(import_module(name)).encode()
+        starts = np.linspace(0, len(text) - length, each, dtype=int)
+        texts += [text[start : start + length] for start in starts]
+    return hashed_counts(texts), torch.arange(len(MODULES)).repeat_interleave(each)
+
+
+def _of_observe(name: str, epochs: int, lr: float) -> Problem:
+    return replace(PROBLEMS[name], epochs=epochs, lr=lr)
+
+
+TASKS_TRAINED = {
+    "digits, 1,797 images of 8 x 8": _of_observe("digits, 1,797 images of 8 x 8", 12, 0.02),
+    "MNIST, 2,000 images": Problem(partial(_images, "mnist-5k@2000"), CNN, 8, 0.01),
+    "MNIST, 2,000 images, turned and shifted": Problem(
+        partial(_images, "mnist-5k@2000"), TASKS["mnist-5k-hard"].network, 8, 0.01
+    ),
+    "Fashion-MNIST, 4,000 images": Problem(partial(_images, "fashion-mnist@4000"), CNN, 8, 0.01),
+    "Fashion-MNIST, 1,000 images, perceptron": Problem(
+        partial(_images, "fashion-mnist@1000"), partial(perceptron, 784), 40, 0.02
+    ),
+    "texts, modules of Python, 160 bytes": Problem(
+        partial(_pieces, 160), partial(perceptron, 1024), 16, 0.02
+    ),
+    "texts, modules of Python, 40 bytes": Problem(
+        partial(_pieces, 40), partial(perceptron, 1024), 40, 0.02
+    ),
+    "texts, sections of Debian": Problem(
+        _descriptions, partial(perceptron, 1024, classes=SECTIONS), 24, 0.02
+    ),
+    "table, breast cancer": _of_observe("table, breast cancer", 20, 0.02),
+    "table, orange juice": Problem(
+        partial(_table, "OJ", "Purchase", (), 1070), partial(perceptron, 18, classes=2), 20, 0.02
+    ),
+    "table, wages": Problem(
+        partial(_table, "Wage", "education", (), 3000), partial(perceptron, 20, classes=5), 40, 0.02
+    ),
+    "table, bicycles": Problem(
+        partial(_table, "Bikeshare", "season", ("mnth", "day"), 4000),
+        partial(perceptron, 15, classes=4),
+        20,
+        0.02,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training.
+
+    Args:
+        task: Name of the task.
+        kind: One of `KINDS`.
+        share: Percent of the labels that are replaced.
+        seed: Seed of the wrong labels, the network and the batches.
+    """
+
+    task: str
+    kind: str
+    share: int
+    seed: int
+
+
+@cache
+def _loaded(task: str) -> tuple[Tensor, Tensor]:
+    return TASKS_TRAINED[task].data()
+
+
+def reading(found: Any, wrong: NDArray[np.bool_]) -> dict[str, float]:
+    """Returns how well a data map finds the wrong labels, and what it shows without knowing them.
+
+    Args:
+        found: The data map; every sample was seen.
+        wrong: Which labels are wrong, shape (N,).
+    """
+    return {
+        "auroc": float(roc_auc_score(wrong, found["suspicion"])),
+        "precision": float(wrong[found.suspects(COUNT)].mean()),
+        "wrong": int(wrong.sum()),
+        "visits": int(found["times_seen"].min()),
+        "agreement": float((found["learned_at"] > 0).mean()),
+        "learned": float((found["learned_at"] / found["times_seen"]).mean()),
+        "forgetting": float(found["forgetting"].mean()),
+        "confidence": float(found["confidence"].mean()),
+        "variability": float(found["variability"].mean()),
+        "aum": float((found["aum"] > 0).mean()),
+    }
+
+
+def readings(problem: Problem, job: Job, data: tuple[Tensor, Tensor]) -> Iterator[dict[str, float]]:
+    """Trains a network, and yields the reading of each length, the shortest first.
+
+    Args:
+        problem: The task.
+        job: The training.
+        data: Inputs, shape (N, ...), and right classes, shape (N,).
+    """
+    inputs, right = data
+    held = torch.arange(len(right)) % 5 == 4
+    noise = f"{job.share} %, next" if job.kind == "pairs" else f"{job.share} %"
+    labels, wrong = with_wrong_labels(right[~held], noise, 1000 + job.seed)
+    torch.manual_seed(job.seed)
+    model = problem.network()
+    optimizer = torch.optim.SGD(model.parameters(), problem.lr, momentum=0.9, weight_decay=5e-4)
+    run: Any = thresher.observe(
+        loader=DataLoader(TensorDataset(inputs[~held], labels), problem.batch_size, shuffle=True),
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=problem.epochs,
+    )
+    lengths = {1, problem.epochs // 4, problem.epochs // 2, problem.epochs}
+    for epoch in range(1, problem.epochs + 1):
+        for x, y in run.loader:
+            optimizer.zero_grad()
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+        if epoch in lengths:
+            right_share = accuracy(model, [(inputs[held], right[held])])
+            yield {"accuracy": right_share, **reading(run.data_map(), wrong)}
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Returns the readings of a training, and its CPU time."""
+    data = _loaded(job.task)
+    began = time.process_time()
+    found = [
+        {name: round(value, 4) for name, value in one.items()}
+        for one in readings(TASKS_TRAINED[job.task], job, data)
+    ]
+    return {"cpu_s": round(time.process_time() - began, 2), "readings": found}
+
+
+def planned() -> list[Job]:
+    """Returns all trainings, a whole share of every task after the other."""
+    return [
+        Job(task, kind, share, seed)
+        for share in SHARES
+        for kind in KINDS
+        for seed in range(SEEDS)
+        for task in TASKS_TRAINED
+        if kind == "symmetric" or task not in OF_TWO_CLASSES
+    ]
+
+
+def load(path: Path) -> dict[Job, dict[str, Any]]:
+    """Returns the trainings in a file of JSON lines; {} if there is no such file."""
+    return {Job(**line["job"]): line["result"] for line in read_lines(path)}
+
+
+Done = Mapping[Job, Mapping[str, Any]]
+
+
+def measure(path: Path, minutes: float) -> None:
+    """Runs the trainings that a file of JSON lines lacks, and adds a line for each.
+
+    Args:
+        path: The file.
+        minutes: Minutes after which no training begins.
+    """
+    done = load(path)
+    end = time.monotonic() + 60 * minutes
+    for job in planned():
+        if job not in done and time.monotonic() < end:
+            add_line(path, {"job": asdict(job), "result": train(job)})
+
+
+def cells_of(done: Done) -> dict[tuple[str, str, int, int], list[dict[str, float]]]:
+    """Returns the readings of all seeds by task, kind, share and number of visits."""
+    found = defaultdict(list)
+    for job in planned():
+        for one in done.get(job, {"readings": ()})["readings"]:
+            found[job.task, job.kind, job.share, int(one["visits"])].append(one)
+    return dict(found)
+
+
+def interval(values: Sequence[float]) -> dict[str, Any]:
+    """Returns the mean of values, and its 95 % interval; both ends are None for one value."""
+    paired = Paired.of(values)
+    ends = {"low": paired.low, "high": paired.high}
+    return {name: None if end is None else round(end, 4) for name, end in ends.items()} | {
+        "mean": round(paired.mean, 4),
+        "n": paired.n,
+    }
+
+
+def summary(done: Done) -> list[dict[str, Any]]:
+    """Returns a row for each task, kind, share and number of visits: means over the seeds, with intervals.
+
+    `precision` is a share of the largest one that is possible with the number of wrong labels.
+    """
+    rows = []
+    for (task, kind, share, visits), readings_of_seeds in cells_of(done).items():
+        row: dict[str, Any] = {"task": task, "kind": kind, "share": share, "visits": visits}
+        for name in ("accuracy", "agreement", "auroc"):
+            row[name] = interval([one[name] for one in readings_of_seeds])
+        possible = min(1, readings_of_seeds[0]["wrong"] / COUNT)
+        row["precision"] = interval([one["precision"] / possible for one in readings_of_seeds])
+        row["in_rule"] = visits >= LEAST_VISITS and row["accuracy"]["mean"] >= LEAST_ACCURACY
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Runs what is missing. It goes on where it was stopped."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=main.__doc__)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="Default: no limit.")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="JSON lines of the trainings.")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    measure(given.runs, given.minutes)
+
+
+if __name__ == "__main__":
+    main()
