@@ -31,6 +31,7 @@ from thresher_lab.comparison.workers import (
     Advanced,
     RunRefusedError,
     RunValueError,
+    Slots,
     TogetherWorkers,
     Warned,
     Workers,
@@ -245,10 +246,6 @@ def _save_results(
     margin = margin_of(runs) if margin is None else margin
     device = ", ".join(sorted({run.pop("device") for run in runs}))
     classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
-    left_out = [
-        {"method": method, "control": kind, "why": why}
-        for (method, kind), why in comparison.left_out.items()
-    ]
     results = {
         "task": task,
         "epochs": epochs,
@@ -262,7 +259,7 @@ def _save_results(
         else None,
         "loss_bins": LOSS_BINS.tolist(),
         "classes": classes,
-        "left_out": left_out,
+        "left_out": comparison.list_left_out(),
         "equal_seeds": alike,
         "runs": runs,
         "summary": summarize(runs, margin, looks, any_look=ends is not None),
@@ -289,8 +286,8 @@ def check_tracker(name: str) -> None:
         raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
 
 
-class Company:
-    """Measures how many other runs are in progress beside a run, as a mean over its time."""
+class ConcurrentRuns:
+    """Measures the mean number of other runs that are in progress during a run."""
 
     def __init__(self) -> None:
         self._at = self._sum = 0.0
@@ -372,9 +369,16 @@ class ComparedRuns:
         """Number of finished runs."""
         return len(self._done)
 
+    def list_left_out(self) -> list[dict[str, str]]:
+        """Returns the controls that are left out, as results.json lists them."""
+        return [
+            {"method": method, "control": kind, "why": why}
+            for (method, kind), why in self.left_out.items()
+        ]
+
     def work(
         self,
-        workers: Workers | RayWorkers | TogetherWorkers,
+        workers: Slots,
         on_run: Callable[[], None] | None = None,
         ends: Callable[[], bool] | None = None,
     ) -> None:
@@ -385,19 +389,19 @@ class ComparedRuns:
             on_run: Function that is called after each run that was trained. Default: none.
             ends: Function that returns whether to end now; runs in progress are lost. Default: never.
         """
-        company = Company()
+        concurrent = ConcurrentRuns()
         self._take_finished()
         while ends is None or not ends():
             while workers.free and (job := self._next()) is not None:
                 workers.start(job)
-                company.begin(job.key)
+                concurrent.begin(job.key)
                 self.watcher.started(job)
             if not workers.busy:
                 return
             try:
                 event = workers.next_event()
             except RunRefusedError as refused:
-                company.end(refused.job.key)
+                concurrent.end(refused.job.key)
                 self._refuse(refused)
                 continue
             if isinstance(event, Advanced):
@@ -405,7 +409,7 @@ class ComparedRuns:
             elif isinstance(event, Warned):
                 self.watcher.warned(event.text, event.run)
             else:
-                run = event.run | {"other_runs": company.end(event.job.key)}
+                run = event.run | {"other_runs": concurrent.end(event.job.key)}
                 self.store.save_run(event.job.key, run)
                 self._finish(event.job, run, reused=False)
                 if on_run is not None:

@@ -63,15 +63,11 @@ def dry_run(
         ).planned(epochs)
     labels = [FULL_TRAINING.label, *(spec.label for spec in methods)]
     runs.sort(key=lambda run: labels.index(run["of"]))
-    reasons = [
-        {"method": method, "control": kind, "why": why}
-        for (method, kind), why in compared.left_out.items()
-    ]
     return {
         "runs": runs,
         "looks": looks,
         "seconds_left": seconds_left(runs + looks, jobs or JOBS),
-        "left_out": [left_out_sentence(one) for one in reasons],
+        "left_out": [left_out_sentence(one) for one in compared.list_left_out()],
     }
 
 

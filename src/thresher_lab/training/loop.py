@@ -500,7 +500,7 @@ def train(
     name = label or spec.label
     accelerator = _accelerator(trackers, track_to, f"{name} seed {seed}", spec)
     training = task.training(data, seed)
-    where = _epochs_in(samples_to, checkpoint)
+    where = epochs_file(samples_to, checkpoint)
     session = Session(
         accelerator,
         training,
@@ -520,19 +520,42 @@ def train(
     _end(accelerator)
     if on_end is not None:
         on_end(training)
-    settings = spec.settings if share == 1 else {"epochs": share * epochs}
-    outcome = {
-        "method": name,
-        "settings": settings,
+    facts = {"label": name, "seed": seed, "epochs": epochs, "share": share, "rate": rate}
+    return outcome_of(spec, **facts, **measured, device=_device_of(accelerator))
+
+
+def outcome_of(
+    spec: Spec,
+    *,
+    label: str,
+    seed: int,
+    epochs: int,
+    share: float,
+    rate: float,
+    cost: dict[str, Any],
+    **measured: Any,
+) -> dict[str, Any]:
+    """Returns the results of a run, see `train`.
+
+    Args:
+        spec: Method of the run.
+        label: Name of the method in the results.
+        seed: Random seed.
+        epochs: Number of epochs of full training.
+        share: Share of the epochs that was trained.
+        rate: Factor on the learning rate.
+        cost: Counts of the run and of full training, and `backward_to_forward` (None if not known).
+        **measured: Other measured values by their names in the results, `history` among them.
+    """
+    facts = {
+        "method": label,
+        "settings": spec.settings if share == 1 else {"epochs": share * epochs},
         "seed": seed,
         "rate": rate,
         "control_of": None,
-        **measured,
+        "cost": cost,
     }
-    return with_costs(
-        outcome | {"device": _device_of(accelerator)},
-        measured["cost"]["backward_to_forward"] or TEXTBOOK,
-    )
+    return with_costs(facts | measured, cost["backward_to_forward"] or TEXTBOOK)
 
 
 def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) -> None:
@@ -723,8 +746,8 @@ def _end(accelerator: Accelerator) -> None:
     accelerator.free_memory()
 
 
-def _epochs_in(samples_to: Path | None, checkpoint: Checkpoint | None) -> Path | None:
-    """Returns the file for the finished epochs of every sample: that of the checkpoint, or a hidden one beside the result."""
+def epochs_file(samples_to: Path | None, checkpoint: Checkpoint | None) -> Path | None:
+    """Returns the file for the finished epochs of every sample: the one of the checkpoint, else a hidden file next to the result."""
     if samples_to is None:
         return None
     return (

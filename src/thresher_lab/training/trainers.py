@@ -18,8 +18,6 @@ OVERRIDES: dict[str, Any] = {
     "eval_delay": 0,
     "eval_on_start": False,
     "save_strategy": "no",
-}
-OVERRIDES |= {
     "load_best_model_at_end": False,
     "max_steps": -1,
     "report_to": [],
@@ -86,10 +84,15 @@ class EpochMeter(TrainerCallback):
             "complete": trained == self.samples,
             "kept": trained,
             "steps": steps,
+            "forward": trained,
+            "backward": trained,
+            "refresh": 0,
+            "scoring": 0,
+            **self._clock.state_dict(),
         }
-        entry |= {"forward": trained, "backward": trained, "refresh": 0, "scoring": 0}
-        entry |= {"wall_s": self._clock.wall_s, "cpu_s": self._clock.cpu_s}
-        self.entries.append(entry | (self.recording.epoch() if self.recording is not None else {}))
+        if self.recording is not None:
+            entry |= self.recording.epoch()
+        self.entries.append(entry)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keeps the metrics, of all datasets if there are several."""
@@ -207,8 +210,9 @@ def train_by_trainer(
     if spec.name != "full":
         per_position = getattr(trainer, "per_position", None)
         Selection.add_to(trainer, spec.create(), per_position, {"seed": seed, **spec.attachment()})
-    epochs_in = samples_to and samples_to.with_name(f".{samples_to.name}.epochs")
-    measured = EpochMeter(trainer, options.get("progress"), epochs_in)
+    measured = EpochMeter(
+        trainer, options.get("progress"), loop.epochs_file(samples_to, checkpoint=None)
+    )
     trainer.add_callback(measured)
     try:
         trainer.train()
@@ -224,28 +228,21 @@ def train_by_trainer(
         history = [entry | counted for entry, counted in zip(history, counts, strict=True)]
         cost = asdict(trainer.run.cost)
     else:
-        cost = {name: sum(entry[name] for entry in history) for name in loop.COST_COUNTERS} | {
-            "backward_to_forward": None
-        }
-    cost |= {"full_forward": full, "full_backward": full}
+        cost = {name: sum(entry[name] for entry in history) for name in loop.COST_COUNTERS}
+        cost |= {"backward_to_forward": None}
     last = history[-1]
-    settings = spec.settings if share == 1 else {"epochs": share * epochs}
-    run = {
-        "method": options.get("label") or spec.label,
-        "settings": settings,
-        "seed": seed,
-        "rate": rate,
-        "control_of": None,
-    }
-    run |= {
-        "metric": {"name": measured.name, "value": last[measured.name]},
-        "cost": cost,
-        "device": str(trainer.args.device),
-    }
-    run |= {
-        "wall_s": last["wall_s"],
-        "cpu_s": last["cpu_s"],
-        "history": loop.with_step_time(history),
-    }
-    run["busy"] = measured.was_busy or loop.is_busy()
-    return loop.with_costs(run, cost["backward_to_forward"] or loop.TEXTBOOK)
+    return loop.outcome_of(
+        spec,
+        label=options.get("label") or spec.label,
+        seed=seed,
+        epochs=epochs,
+        share=share,
+        rate=rate,
+        metric={"name": measured.name, "value": last[measured.name]},
+        cost=cost | {"full_forward": full, "full_backward": full},
+        device=str(trainer.args.device),
+        wall_s=last["wall_s"],
+        cpu_s=last["cpu_s"],
+        history=loop.with_step_time(history),
+        busy=measured.was_busy or loop.is_busy(),
+    )

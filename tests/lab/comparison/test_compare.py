@@ -196,7 +196,7 @@ def test_the_mean_number_of_other_runs(monkeypatch):
     now = 0.0
     monkeypatch.setattr(comparison, "time", SimpleNamespace(monotonic=lambda: now))
     company, begun, ended = (
-        comparison.Company(),
+        comparison.ConcurrentRuns(),
         {0: "a", 2: "b", 6: "c", 20: "d"},
         {4: "b", 10: "a", 12: "c", 20.0: "d"},
     )
