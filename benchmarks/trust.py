@@ -17,6 +17,7 @@ training of each task (seed 0, 10 %, symmetric), which is counted, too.
 import argparse
 import csv
 import inspect
+import json
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -24,34 +25,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from benchmarks.kept import add_line, read_lines
+from benchmarks.kept import add_line, pack, read_lines
+from benchmarks.marks import between_marks
 from benchmarks.observe import PROBLEMS, Problem, with_wrong_labels
+from thresher.observation import LEAST_AGREEMENT, LEAST_VISITS
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.tasks import TASKS, built_in
 from thresher_lab.tasks.base import accuracy, find_in_package
 from thresher_lab.tasks.networks import perceptron, small_cnn
+from thresher_lab.training.files import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "benchmarks" / "results" / "trust-runs.jsonl.gz"
+RESULTS = RUNS.with_name("trust.json")
+OBSERVE = ROOT / "docs" / "observe.md"
+EVIDENCE = ROOT / "docs" / "evidence" / "wrong-labels.md"
+MARKS = "<!-- tables of benchmarks.trust -->", "<!-- end of the tables of trust -->"
 SHARES = (10, 2, 20, 5)
 """Percent of the labels that are replaced, in the order in which they are measured."""
 KINDS = ("symmetric", "pairs")
 SEEDS = 5
 COUNT = 100
 """Number of suspects whose precision is measured."""
-LEAST_VISITS, LEAST_ACCURACY = 3, 0.5
-"""The rule."""
+LEAST_ACCURACY = 0.5
+"""The rule: this validation accuracy, and `LEAST_VISITS`."""
+BANDS = (0.0, 0.5, 0.7, 0.9, 1.01)
+"""Ends of the bands of validation accuracy."""
 MODULES = ("argparse", "ast", "asyncio.base_events", "_pydecimal", "email.message", "http.client", "inspect", "logging",
            "tarfile", "typing")  # fmt: skip
 """Modules of the standard library, pieces of which are the samples of two tasks."""
@@ -310,12 +323,15 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def summary(done: Done) -> list[dict[str, Any]]:
+Row = Mapping[str, Any]
+
+
+def summary(done: Done) -> list[Row]:
     """Returns a row for each task, kind, share and number of visits: means over the seeds, with intervals.
 
     `precision` is a share of the largest one that is possible with the number of wrong labels.
     """
-    rows = []
+    rows: list[Row] = []
     for (task, kind, share, visits), readings_of_seeds in cells_of(done).items():
         row: dict[str, Any] = {"task": task, "kind": kind, "share": share, "visits": visits}
         for name in ("accuracy", "agreement", "auroc"):
@@ -327,14 +343,221 @@ def summary(done: Done) -> list[dict[str, Any]]:
     return rows
 
 
+def bands(rows: Sequence[Row]) -> list[Row]:
+    """Returns a row for each kind and band of accuracy, with intervals over the means of the tasks.
+
+    Args:
+        rows: Rows of `summary`.
+    """
+    found = []
+    for kind in KINDS:
+        of_kind = [row for row in rows if row["kind"] == kind]
+        few = [row for row in of_kind if row["visits"] < LEAST_VISITS]
+        enough = [row for row in of_kind if row["visits"] >= LEAST_VISITS]
+        parts = {f"any, fewer than {LEAST_VISITS} visits": few}
+        for low, high in pairwise(BANDS):
+            name = f"{low:g} to {high:g}"
+            parts[name] = [row for row in enough if low <= row["accuracy"]["mean"] < high]
+        found += [{"kind": kind, "accuracy": name, **_over_tasks(of)} for name, of in parts.items()]
+    return found
+
+
+def shares(rows: Sequence[Row]) -> list[Row]:
+    """Returns a row for each kind and share, of what is within the rule, as `bands` does."""
+    return [
+        {"kind": kind, "share": share, **_over_tasks(of)}
+        for kind in KINDS
+        for share in sorted(SHARES)
+        if (of := [row for row in rows if row["in_rule"] and _is_of(row, kind, share)])
+    ]
+
+
+def _is_of(row: Row, kind: str, share: int) -> bool:
+    return row["kind"] == kind and row["share"] == share
+
+
+def _over_tasks(rows: Sequence[Row]) -> dict[str, Any]:
+    if not rows:
+        return {"rows": 0}
+    tasks = sorted({row["task"] for row in rows})
+    found: dict[str, Any] = {"rows": len(rows)}
+    for name in ("auroc", "precision"):
+        means = [fmean(row[name]["mean"] for row in rows if row["task"] == task) for task in tasks]
+        found[name] = interval(means)
+    least = min(rows, key=lambda row: row["auroc"]["mean"])
+    return found | {"least": least["auroc"]["mean"], "least_task": least["task"]}
+
+
+def rule(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns what the rule promises, what is outside of it, and how often the line of a data map tells which.
+
+    Args:
+        rows: Rows of `summary`.
+    """
+    found: dict[str, Any] = {"visits": LEAST_VISITS, "accuracy": LEAST_ACCURACY}
+    for kind in KINDS:
+        for name, in_rule in (("within", True), ("outside", False)):
+            of = [row for row in rows if row["kind"] == kind and row["in_rule"] is in_rule]
+            found[f"{kind}, {name}"] = _over_tasks(of)
+    enough = [row for row in rows if row["visits"] >= LEAST_VISITS]
+    low = [row for row in enough if row["accuracy"]["mean"] < LEAST_ACCURACY]
+    found["low_accuracy"] = len(low)
+    found["low_accuracy_shown"] = sum(_shows_line(row) for row in low)
+    found["within"] = sum(row["in_rule"] for row in rows)
+    found["within_shown"] = sum(_shows_line(row) for row in rows if row["in_rule"])
+    columns = [[row[name]["mean"] for row in enough] for name in ("accuracy", "auroc")]
+    ranks: Any = spearmanr(np.array(columns), axis=1)
+    return found | {"rows": len(enough), "spearman": round(float(ranks.statistic), 2)}
+
+
+def _shows_line(row: Row) -> bool:
+    """Returns whether a data map with these means would show its line."""
+    return row["visits"] < LEAST_VISITS or row["agreement"]["mean"] < LEAST_AGREEMENT
+
+
+def results(done: Done) -> dict[str, Any]:
+    """Returns the content of trust.json."""
+    rows = summary(done)
+    cpu = round(sum(one["cpu_s"] for one in done.values()) / 60, 1)
+    about = {"trainings": len(done), "planned": len(planned()), "cpu_minutes": cpu}
+    return about | {"rule": rule(rows), "bands": bands(rows), "shares": shares(rows), "rows": rows}
+
+
+def _cell(value: Mapping[str, Any], digits: int = 2) -> str:
+    mean = f"{value['mean']:.{digits}f}"
+    if value["low"] is None:
+        return mean
+    return f"{mean} [{max(0, value['low']):.{digits}f}, {min(1, value['high']):.{digits}f}]"
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """Returns the rule in words, what falls short first.
+
+    Args:
+        found: Content of trust.json.
+    """
+    of = found["rule"]
+    outside, inside = ([of[f"{kind}, {name}"] for kind in KINDS] for name in ("outside", "within"))
+    return (
+        f"**Before the third visit, or with a validation accuracy below one half, do not rely on the suspicions**: the AUROC was as "
+        f"low as {min(part['least'] for part in outside):.2f} (0.5 is guessing). Measure the accuracy on samples that are not trained "
+        f"on: a network that has learned its labels by heart agrees with the wrong ones, too. `print(found)` adds a line of caution if "
+        f"half of the samples or more were seen fewer than {of['visits']} times, or if the last predictions agree with fewer than "
+        f"half of the labels. The line is not enough: of {of['low_accuracy']} cases with {of['visits']} visits or more and a "
+        f"validation accuracy below one half, it appears in {of['low_accuracy_shown']}.\n\n"
+        f"**The rule**: with at least {of['visits']} visits and a validation accuracy of at least one half, the AUROC was at least "
+        f"{inside[0]['least']:.2f} on each of {inside[0]['auroc']['n']} tasks if a wrong label can be any other class (symmetric), and at "
+        f"least {inside[1]['least']:.2f} on each of {inside[1]['auroc']['n']} tasks if each class is mistaken for one other class "
+        f"(pairs). The line appears in {of['within_shown']} of these {of['within']} cases. Over all {of['rows']} cases with "
+        f"{of['visits']} visits or more, the rank correlation of validation accuracy and AUROC is {of['spearman']:.2f}."
+    )
+
+
+def table_of_bands(found: Mapping[str, Any]) -> str:
+    """Returns the table of `bands` in Markdown."""
+    header = ("wrong labels", "validation accuracy", "tasks", "AUROC", "lowest AUROC", "precision")
+    rows = []
+    for row in found["bands"]:
+        if row["rows"]:
+            name = (
+                row["accuracy"]
+                .replace("0 to 0.5", "below 0.5")
+                .replace("0.9 to 1.01", "0.9 or more")
+            )
+            ends = (_cell(row["auroc"]), f"{row['least']:.2f}", _cell(row["precision"]))
+            rows.append((row["kind"], name, str(row["auroc"]["n"]), *ends))
+    return markdown_table(header, rows)
+
+
+def table_of_shares(found: Mapping[str, Any]) -> str:
+    """Returns the table of `shares` in Markdown."""
+    header = ("wrong labels", "share", "tasks", "AUROC", "lowest AUROC", "precision")
+    rows = []
+    for row in found["shares"]:
+        ends = (_cell(row["auroc"]), f"{row['least']:.2f}", _cell(row["precision"]))
+        rows.append((row["kind"], f"{row['share']} %", str(row["auroc"]["n"]), *ends))
+    return markdown_table(header, rows)
+
+
+def table_of_tasks(found: Mapping[str, Any], share: int) -> str:
+    """Returns a row for each task and length in Markdown, at one share."""
+    by_key = {
+        (row["task"], row["visits"], row["kind"]): row
+        for row in found["rows"]
+        if row["share"] == share
+    }
+    rows = []
+    for task, visits, kind in by_key:
+        if kind != "symmetric":
+            continue
+        of = by_key[task, visits, "symmetric"]
+        cells = [task, str(visits), _cell(of["accuracy"]), f"{of['agreement']['mean']:.2f}"]
+        for other in KINDS:
+            row = by_key.get((task, visits, other))
+            cells += (
+                ["", ""]
+                if row is None
+                else [_cell(row[name], 3) for name in ("auroc", "precision")]
+            )
+        rows.append(cells)
+    columns = [f"{name}, {kind}" for kind in KINDS for name in ("AUROC", "precision")]
+    header = ("task", "visits", "validation accuracy", "agreement with labels", *columns)
+    return markdown_table(header, rows)
+
+
+def table_of_ends(found: Mapping[str, Any]) -> str:
+    """Returns a row for each task after all epochs in Markdown, with a column for each kind and share."""
+    ends = {(row["task"], row["kind"], row["share"]): row for row in found["rows"]}
+    columns = [(kind, share) for kind in KINDS for share in sorted(SHARES)]
+    rows = []
+    for task in TASKS_TRAINED:
+        row = [task]
+        for kind, share in columns:
+            of = ends.get((task, kind, share))
+            pair = [] if of is None else [of[name]["mean"] for name in ("auroc", "precision")]
+            row.append("{:.3f} ({:.2f})".format(*pair) if pair else "")
+        rows.append(row)
+    header = ("task", *(f"{kind}, {share} %" for kind, share in columns))
+    return markdown_table(header, rows)
+
+
+def pages(found: Mapping[str, Any]) -> dict[Path, str]:
+    """Returns each page with its tables.
+
+    Args:
+        found: Content of trust.json.
+    """
+    evidence = (
+        table_of_tasks(found, SHARES[0]),
+        "After all epochs, by the share of wrong labels: AUROC (precision).",
+        table_of_ends(found),
+    )
+    texts = {
+        OBSERVE: "\n\n".join((verdict(found), table_of_bands(found), table_of_shares(found))),
+        EVIDENCE: "\n\n".join(evidence),
+    }
+    return {path: between_marks(path.read_text(), *MARKS, text) for path, text in texts.items()}
+
+
 def main() -> None:
-    """Runs what is missing. It goes on where it was stopped."""
+    """Runs what is missing, and writes trust.json and the tables. It goes on where it was stopped."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=main.__doc__)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="Default: no limit.")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="JSON lines of the trainings.")
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=RUNS,
+        help="JSON lines of the trainings. Other files than the default are only added to.",
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     measure(given.runs, given.minutes)
+    if given.runs == RUNS:
+        pack(RUNS)
+        found = results(load(RUNS))
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        for path, text in pages(found).items():
+            path.write_text(text)
 
 
 if __name__ == "__main__":

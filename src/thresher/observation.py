@@ -119,6 +119,10 @@ HARDER = {
 }
 """Columns that measure how hard a sample is; times this sign, they are larger for harder samples."""
 
+LEAST_VISITS = 3
+LEAST_AGREEMENT = 0.5
+"""Below these, `DataMap.caution` warns: the median number of visits, and the share of last predictions that are right."""
+
 OF_ANY_LOSS = ("loss_sum", "loss_squares")
 """Columns that are only needed if the criterion may be something other than a classification loss."""
 
@@ -180,7 +184,22 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return len(self._columns)
 
     def __repr__(self) -> str:
-        return f"DataMap({len(self['id']):,} samples: {', '.join(self)})"
+        text = f"DataMap({len(self['id']):,} samples: {', '.join(self)})"
+        return "\n".join(filter(None, (text, self.caution)))
+
+    @property
+    def caution(self) -> str:
+        """Why not to rely on the suspicions yet, as the table shows it; "" if it shows no reason. See docs/observe.md.
+
+        It cannot show that a network has learned wrong labels by heart.
+        """
+        if np.median(self["times_seen"]) < LEAST_VISITS:
+            return (
+                f"Caution: half of the samples or more were seen fewer than {LEAST_VISITS} times."
+            )
+        if "predicted" in self and (right := (self["learned_at"] > 0).mean()) < LEAST_AGREEMENT:
+            return f"Caution: the last predictions agree with only {right:.0%} of the labels."
+        return ""
 
     def suspects(self, count: int | None = None, *, by_class: bool = False) -> NDArray[np.int64]:
         """Returns ids of samples, int64, the likeliest wrong label first; samples that were never seen are left out.

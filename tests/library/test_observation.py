@@ -391,6 +391,27 @@ def test_what_is_refused():
         found.plot("map.png")
 
 
+def test_it_says_when_not_to_rely_on_it():
+    def caution(visits, learned_at, **more):
+        columns = {"id": np.arange(4), "times_seen": np.array(visits)}
+        found = DataMap({**columns, "learned_at": np.array(learned_at), **more})
+        lines = repr(found).splitlines()
+        assert lines[1:] == ([found.caution] if found.caution else [])
+        return found.caution
+
+    predicted = {"predicted": np.zeros(4)}
+    few = "Caution: half of the samples or more were seen fewer than 3 times."
+    assert caution([2, 2, 3, 3], [1, 1, 1, 1], **predicted) == few
+    assert caution([0, 0, 0, 0], [0, 0, 0, 0]) == few
+    assert caution([2, 3, 3, 3], [1, 1, 0, 0], **predicted) == ""
+    low = "Caution: the last predictions agree with only 25% of the labels."
+    assert caution([3, 3, 3, 3], [1, 0, 0, 0], **predicted) == low
+    assert caution([3, 3, 3, 3], [1, 0, 0, 0]) == ""  # samples of several classes each
+
+    run, _ = trained(epochs=2)
+    assert few in repr(run.data_map())
+
+
 def test_by_class_no_class_fills_the_list():
     columns = {
         "id": np.arange(6) + 10,
