@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 import thresher
-from thresher.samplers import BalancedBatchSampler, WeightedSampler
+from thresher.samplers import WeightedSampler
 
 N, B = 60, 4
 DATA = TensorDataset(
@@ -102,9 +102,13 @@ def test_other_weights_are_named():
 
 
 def test_batches_of_a_sampler_are_not_broken_up():
-    loader = DataLoader(DATA, batch_sampler=BalancedBatchSampler(DATA.tensors[1], 6))
+    class OwnBatches(BatchSampler):
+        pass
+
+    batches = OwnBatches(SequentialSampler(DATA), 6, False)
+    loader = DataLoader(DATA, batch_sampler=batches)
     with pytest.raises(
-        ValueError, match="a batch_sampler, BalancedBatchSampler: leaving out samples would break"
+        ValueError, match="a batch_sampler, OwnBatches: leaving out samples would break"
     ):
         thresher.attach(
             thresher.FullData(),

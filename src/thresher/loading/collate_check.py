@@ -87,7 +87,7 @@ def checked(loader: DataLoader[Any], *, collate_keeps_rows: bool | None = None) 
         return loader.collate_fn
     sizes: Any = loader.batch_sampler
     batched = getattr(loader.dataset, "__getitems__", None) is not None
-    return CheckedCollate(loader.collate_fn, sizes.batch_size, batched=batched)
+    return CheckedCollate(loader.collate_fn, getattr(sizes, "batch_size", 0), batched=batched)
 
 
 class CheckedCollate:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from thresher.distributed.world import ALONE, World
 from thresher.loading.batch_reader import Batches, Reader
 from thresher.loading.collate_check import UnknownRows
+from thresher.loading.composed_order import ComposedOrder
 from thresher.loading.epoch_batches import ArrayBatches, IdBatchSampler, SamplerBatches
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.row_buffer import RowBuffer, select
@@ -89,6 +90,7 @@ class SelectedLoader(OfUser):
         collate_keeps_rows: Whether the user has declared that row i of each batch is sample i.
         timing: Records how the time of the run is spent. Default: not recorded.
         least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
+        composes: Whether the batch sampler composes the batches of each epoch. Default: False.
     """
 
     control: EpochControl
@@ -104,6 +106,7 @@ class SelectedLoader(OfUser):
         collate_keeps_rows: bool = False,
         timing: Timing | None = None,
         least: int = 1,
+        composes: bool = False,
     ) -> None:
         self.timing = timing or Timing()
         self._user = loader
@@ -113,13 +116,14 @@ class SelectedLoader(OfUser):
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self.streams = isinstance(loader.dataset, IterableDataset)
         """Whether the dataset is an IterableDataset."""
-        samples = None if kept is None else len(kept)
-        self.order: UserOrder | StreamOrder = (
-            StreamOrder(loader)
-            if self.streams
-            else UserOrder(loader, world, least=least, samples=samples)
-        )
+        self.order: UserOrder | StreamOrder
         """The order in which the user's loader reads the dataset."""
+        if self.streams:
+            self.order = StreamOrder(loader)
+        else:
+            kind = ComposedOrder if composes else UserOrder
+            samples = None if kept is None else len(kept)
+            self.order = kind(loader, world, least=least, samples=samples)
         self.n = self.order.n
         self.batches: Batches | None = None
         """Batches of the epoch in progress, and the position in it."""

@@ -18,7 +18,6 @@ from torch.utils.data.distributed import DistributedSampler
 from thresher.distributed.world import World
 from thresher.samplers.epochs import EpochSampler
 from thresher.samplers.shuffle import Shuffle
-from thresher.samplers.stratified import StratifiedBatchSampler
 
 
 class ShardedSampler(Sampler[int]):
@@ -169,16 +168,30 @@ def is_dealt_by_accelerate(batches: Any) -> bool:
 
 def foreign_batches(batches: Any) -> str | None:
     """Returns the class of a batch sampler that a run cannot replace, such as one that groups by length; None for others."""
-    inner = batches.batch_sampler if is_dealt_by_accelerate(batches) else batches
-    known = type(inner) in (BatchSampler, StratifiedBatchSampler) or is_of_torchdata(
-        inner, "BatchSampler"
+    inner = inner_batches(batches)
+    known = (
+        type(inner) is BatchSampler or composes(batches) or is_of_torchdata(inner, "BatchSampler")
     )
     return None if known else type(inner).__name__
 
 
+def inner_batches(batches: Any) -> Any:
+    """Returns a batch sampler without the wrapper of accelerate."""
+    return batches.batch_sampler if is_dealt_by_accelerate(batches) else batches
+
+
+def composes(batches: Any) -> bool:
+    """Whether a batch sampler composes the batches of any samples, as `thresher.samplers.BatchComposer` describes it."""
+    return callable(getattr(inner_batches(batches), "compose", None))
+
+
 def inner_sampler(batches: Any) -> Any:
-    """Returns the sampler of a batch sampler, without the wrappers of accelerate and `ShardedSampler`."""
-    sampler = (batches.batch_sampler if is_dealt_by_accelerate(batches) else batches).sampler
+    """Returns the sampler of a batch sampler, without the wrappers of accelerate and `ShardedSampler`.
+
+    A batch sampler that composes its batches is its own sampler if it has no other.
+    """
+    inner = inner_batches(batches)
+    sampler = getattr(inner, "sampler", inner) if composes(batches) else inner.sampler
     return sampler.whole if isinstance(sampler, ShardedSampler) else sampler
 
 
@@ -260,7 +273,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     if foreign or (is_dealt_by_accelerate(loader.batch_sampler) and not several):
         name = foreign or type(loader.batch_sampler).__name__
         raise ValueError(
-            f"`loader` has a batch_sampler, {name}: leaving out samples would break its batches. Use sampler= and batch_size=."
+            f"`loader` has a batch_sampler, {name}: leaving out samples would break its batches. Use a batch sampler of "
+            "thresher.samplers, give it a function compose, or use sampler= and batch_size=."
         )
     if not loader.in_order:
         raise ValueError(
@@ -278,7 +292,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
     )
     if (
         not several
-        and isinstance(sampler, DistributedSampler | Shuffle | ShardedSampler)
+        and isinstance(sampler, DistributedSampler | EpochSampler | ShardedSampler)
         and replicas not in (1, None)
     ):
         raise ValueError(
@@ -366,13 +380,15 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     """
     batches: Any = loader.batch_sampler
     by_batches = is_dealt_by_accelerate(batches)
-    outer: Any = None if by_batches else batches.sampler
+    outer: Any = None if by_batches else getattr(batches, "sampler", None)
     sampler: Any = inner_sampler(batches)
     dataset: Any = loader.dataset
     name = type(sampler).__name__
     size = len(dataset)
-    if by_batches or isinstance(outer, ShardedSampler):
-        dealt: Any = (
+    if composes(batches) and not by_batches:
+        dealt: Any = sampler.dealing() if isinstance(sampler, EpochSampler) else (1, 0)
+    elif by_batches or isinstance(outer, ShardedSampler):
+        dealt = (
             (batches.num_processes, batches.process_index)
             if by_batches
             else (outer.num_replicas, outer.rank)
@@ -382,7 +398,8 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
                 "`loader` was prepared with even_batches=False: processes could have different numbers of batches. Use "
                 "even_batches=True, or drop_last=True."
             )
-        _check_dealt_order(sampler, size)
+        if not composes(batches):
+            _check_dealt_order(sampler, size)
     else:
         # Exactly these classes: a subclass may divide its samples in another way.
         if type(sampler) is not DistributedSampler and type(sampler) is not Shuffle:
@@ -405,7 +422,8 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             f"`loader` loads the samples for process {dealt[1]} of {dealt[0]}, but this is process {world.rank} of "
             f"{world.size} of `process_group`. Both must use the data-parallel group."
         )
-    _check_size(batches, size, world)
+    if not composes(batches):
+        _check_size(batches, size, world)
 
 
 def _check_dealt_order(sampler: Any, size: int) -> None:

@@ -90,8 +90,8 @@ class SettingsAtAttach:
     def _now(user: DataLoader[Any]) -> dict[str, Any]:
         batches: Any = user.batch_sampler
         of_batches = {
-            "batch_size": batches.batch_size,
-            "drop_last": batches.drop_last,
+            "batch_size": getattr(batches, "batch_size", None),
+            "drop_last": getattr(batches, "drop_last", None),
             "sampler": inner_sampler(batches),
         }
         return loader_settings(user) | {

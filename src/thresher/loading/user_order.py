@@ -144,6 +144,12 @@ class SamplerEpochs:
         self._n = n
         self._begun: int | None = None
         self._next = 0
+        self._counted = 0
+
+    @property
+    def now(self) -> int:
+        """Number of the next epoch; of a sampler without numbers, the number of epochs that have begun."""
+        return int(getattr(self._sampler, "epoch", self._counted))
 
     def begin(self, *, resumed: bool, drawn: bool) -> int:
         """Begins an epoch, and returns its number, which determines the order.
@@ -158,7 +164,7 @@ class SamplerEpochs:
         """
         sampler = self._sampler
         name = type(sampler).__name__
-        now = int(getattr(sampler, "epoch", 0))
+        now = self.now
         counts = isinstance(sampler, EpochSampler)
         if counts and sampler.consumed:
             raise ValueError(
@@ -170,12 +176,14 @@ class SamplerEpochs:
             return now
         if not resumed:
             self._begun = now
+            self._counted += 1
             if counts:
                 sampler.begin_pass()
             return now
         begun = self._begun
         # Loops call set_epoch before each epoch, and a resumed loop may count epochs from 0 again.
-        if begun is None or now not in ((begun, self._next) if counts else (begun,)):
+        allowed = (begun, self._next) if counts or not hasattr(sampler, "epoch") else (begun,)
+        if begun is None or now not in allowed:
             raise RuntimeError(
                 f"The run resumes in the middle of an epoch, in the order of epoch {begun} of its {name}, but the sampler is "
                 f"now set to epoch {now}. Load the state again. Then call set_epoch({begun}) (on the loader, if accelerate "
@@ -188,7 +196,7 @@ class SamplerEpochs:
     def state_dict(self) -> dict[str, Any]:
         """Returns the values that determine the orders of this epoch and of later ones, as plain values."""
         sampler = self._sampler
-        epoch = getattr(sampler, "epoch", 0)
+        epoch = self.now
         if isinstance(sampler, EpochSampler):
             settings = sampler.state_at(epoch, 0)
         else:
@@ -207,7 +215,7 @@ class SamplerEpochs:
         if isinstance(sampler, WeightedSampler):
             sampler.restore_weights(state)
         self._begun = state["begun"]
-        self._next = state["epoch"]
+        self._next = self._counted = state["epoch"]
         # The interrupted epoch of other samplers is drawn again from their own epoch; if the loop has not got a batch of it
         # yet, so is that of ours.
         again = active and self._begun is not None
@@ -246,16 +254,26 @@ class UserOrder:
         """Whether each process gets every W-th batch of the order, rather than every W-th row."""
         self.sampler: Any = inner_sampler(self._batches)
         several = world.size > 1
-        splits = getattr(self._batches, "split_batches", False)
         # The reader checks before each epoch that the user has not changed it.
-        self.batch_size = checked_batch_size(self._batches) // (world.size if splits else 1)
-        """Number of rows of a batch of this process."""
+        self.batch_size = self._find_batch_size()
+        """Number of rows of a full batch of this process."""
         self.some_ids = None if several else self._find_some_ids()
         """Ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids, or are not known."""
         numbered = several or type(self.sampler) in (Shuffle, WeightedSampler)
         self._epochs = SamplerEpochs(self.sampler, self.n) if numbered else None
 
     # What does not depend on a plan
+
+    def _find_batch_size(self) -> int:
+        splits = getattr(self._batches, "split_batches", False)
+        return checked_batch_size(self._batches) // (self._world.size if splits else 1)
+
+    @property
+    def full_batches(self) -> int:
+        """Number of batches of this process in an epoch of full training."""
+        rows = self.candidates
+        # Full training does not train on a dropped last batch.
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
     @property
     def drop_last(self) -> bool:

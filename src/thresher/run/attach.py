@@ -163,6 +163,7 @@ def _data(
         "kept": config.kept,
         "world": config.world,
         "collate_keeps_rows": config.collate_keeps_rows,
+        "composes": config.composes,
     }
     # A batch method may fill batches up with rows of the next ones, so the sizes of its batches are left as they are.
     settings["least"] = least_rows(config.model) if config.batch_method is None else 1

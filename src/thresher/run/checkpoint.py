@@ -16,6 +16,7 @@ from torch import Tensor
 from thresher import rng
 from thresher.attribution.accumulator import TRAINED
 from thresher.distributed.world import World, agree
+from thresher.loading.composed_order import ComposedOrder
 from thresher.loading.epoch import batch_at
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.packed_plan import PackedPlan
@@ -177,9 +178,10 @@ def check_rows(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     """
     if not state["active"] or state["plan"] is None:
         return
-    # If the number of rows is unknown, it is checked when the epoch continues.
+    # If the number of rows is unknown, or the batches depend on the epoch of their sampler, it is checked when the epoch
+    # continues.
     ends = known(lambda: loader.ends(PackedPlan(**state["plan"])))
-    if ends is None:
+    if ends is None or isinstance(loader.order, ComposedOrder):
         return
     try:
         batch_at(ends, state["rows"])
@@ -472,8 +474,18 @@ class SavedState:
         # Only process 0 has the entries to check, and its error is raised in all processes.
         plan = world.from_first(lambda: self._plan_of(state))
         same = len(ranks) == world.size
-        of_process = ranks[world.rank] if same else OtherProcesses(ranks, plan, world).state()
+        of_process = ranks[world.rank] if same else self._of_other_processes(ranks, plan)
         return {**of_process, "plan": plan}
+
+    def _of_other_processes(
+        self, ranks: Sequence[Mapping[str, Any]], plan: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        if ranks[0]["active"] and ranks[0]["rows"] and self.parts.config.composes:
+            raise ValueError(
+                "load_state_dict: another number of processes was in the middle of an epoch whose batches have unlike sizes. "
+                "Use as many processes as before, or save between epochs."
+            )
+        return OtherProcesses(ranks, plan, self.parts.config.world).state()
 
     def _plan_of(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
         """Checks the entries that only process 0 has, and returns the plan among them."""

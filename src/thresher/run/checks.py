@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from thresher import selection
 from thresher.distributed.wrappers import SubsetModule, check_wrapping, inside, is_sharded
-from thresher.loading.samplers import check_loader
+from thresher.loading.samplers import check_loader, composes
 from thresher.loading.smaller_batches import rounded_up, too_few
 from thresher.loading.user_order import is_free
 from thresher.losses.adapters import adapt
@@ -88,6 +88,7 @@ def check(config: RunConfig, process_group: Any) -> RunConfig:
         on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))),
     )
     strata = _strata(config, epoch_method, adapter)
+    config = replace(config, **_of_composed(config, epoch_method, batch_method, strata))
     check_needs(config, epoch_method, batch_method, adapter)
     samples = None if streams else len(config.loader.dataset)  # pyright: ignore[reportArgumentType]
     config = replace(
@@ -122,9 +123,9 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None) ->
     requires = requirements_of(method)
     wanted = given.stratify
     if wanted == "auto":
-        # If the user's loader has stratified batches, the batches of plans are stratified, too.
-        by_class = isinstance(batches, StratifiedBatchSampler) and requires.order != "plan"
-        wanted = "class" if by_class or requires.order == "class" else None
+        # A sampler that composes its batches does so for every plan; stratified ones can be stratified by score as well.
+        composed = composes(batches) and not isinstance(batches, StratifiedBatchSampler)
+        wanted = "class" if requires.order == "class" and not composed else None
     if wanted is None:
         return None
     streams = isinstance(given.loader.dataset, IterableDataset)
@@ -139,6 +140,30 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None) ->
     of_user = given.labels is not None or isinstance(batches, StratifiedBatchSampler)
     on_mismatch = None if of_user else given.on_mismatch
     return Strata(None if of_values else given_codes(given.labels, given.loader), on_mismatch)
+
+
+def _of_composed(
+    given: RunConfig,
+    method: EpochMethod,
+    batch_method: BatchMethod | None,
+    strata: Strata | None,
+) -> dict[str, Any]:
+    """Returns the options that follow if the loader's batch sampler composes the batches."""
+    batches = given.loader.batch_sampler
+    drawn = requirements_of(method).order == "plan"
+    if not composes(batches) or (
+        isinstance(batches, StratifiedBatchSampler) and (strata is not None or drawn)
+    ):
+        return {}
+    if batch_method is None:
+        return {"composes": True, "free": False}
+    # Rows of several batches, gathered into full ones, would not be batches of this sampler.
+    if given.spend == "steps":
+        raise ValueError(
+            f"`spend='steps'` gathers rows of several batches, which are no batches of {type(batches).__name__}. Use "
+            "spend='batches'."
+        )
+    return {"composes": True, "free": False, "spend": "batches"}
 
 
 def _settings_of(given: RunConfig) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class RunConfig:
         mode: Where and by what the rows of a batch are chosen.
         by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
         free: Whether the loader's order is a plain shuffle, which a method may replace by another order.
+        composes: Whether the loader's batch sampler composes the batches of each epoch.
         kept: Ids that pruning left, shape (K,), int64; None if there was no pruning.
         strata: Puts plans into stratified order; None if plans have the order of the loader.
         on_mismatch: Function that warns, once, that the labels of the criterion are not those stored in the dataset.
@@ -114,6 +115,7 @@ class RunConfig:
     mode: SelectionMode = SelectionMode.NONE
     by_batch: bool = False
     free: bool = False
+    composes: bool = False
     kept: Tensor | None = None
     strata: Strata | None = None
     on_mismatch: Callable[[], None] | None = None

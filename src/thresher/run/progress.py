@@ -140,8 +140,7 @@ class Progress:
     @property
     def full_steps(self) -> int:
         """Number of batches of full training in all epochs; 0 if unknown."""
-        # Rounded up, because the last batch of an epoch may be smaller; `candidates` has no rows that are dropped.
-        return self._epochs * -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
+        return self._epochs * self._loader.order.full_batches
 
     def steps(self, total: int) -> int:
         """Returns the number of steps that full training would have made by now.

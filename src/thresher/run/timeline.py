@@ -284,7 +284,7 @@ class Timeline:
         if exhausted and selects:
             who = title_of(self._method if stage is None else stage.method)
             # A loop that skips smaller batches trains on none of them.
-            size = self._parts.loader.batch_sampler.batch_size
+            size = self._parts.loader.order.batch_size
             smaller = (
                 ""
                 if rows == size
@@ -300,7 +300,7 @@ class Timeline:
 
     def _rows_of_batch(self, plan: PackedPlan | None) -> int:
         """Returns the mean number of rows of the batches of a pass that had at least one."""
-        size = self._parts.loader.batch_sampler.batch_size
+        size = self._parts.loader.order.batch_size
         stage = self.selection.stage
         if plan is not None and plan.smaller:
             ends = self._parts.loader.ends(plan)
@@ -335,7 +335,7 @@ class Timeline:
         ):
             self._history.warn_if_nothing_saved()
         if complete:
-            full = -(-parts.loader.candidates // parts.loader.batch_sampler.batch_size)
+            full = parts.loader.order.full_batches
             self.steps.end_epoch(position.epoch, parts.attributor.batches, full)
         position.end()
         self.planner.current = None

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from thresher.samplers.epochs import BatchOrder, EpochSampler
+from thresher.samplers.epochs import BatchComposer
 from thresher.samplers.stratified import codes_of
 
 IntArray = NDArray[np.int64]
@@ -47,7 +47,7 @@ def in_turn(
     return taken
 
 
-class BalancedBatchSampler(EpochSampler):
+class BalancedBatchSampler(BatchComposer):
     """Sampler of batches with equal shares of all classes, or with K samples of each of P classes.
 
     Use it as `DataLoader(dataset, batch_sampler=BalancedBatchSampler(labels, 64))`. Every sample of a class comes once before
@@ -93,6 +93,8 @@ class BalancedBatchSampler(EpochSampler):
         >>> len(BalancedBatchSampler(labels, classes_per_batch=2, samples_per_class=1))
         4
     """
+
+    once = False
 
     def __init__(
         self,
@@ -147,48 +149,69 @@ class BalancedBatchSampler(EpochSampler):
         """Number of samples of the dataset."""
         return int(self._sizes.sum())
 
-    def _further_classes(self, epoch: int) -> IntArray:
-        """Returns the classes of each batch of an epoch in addition to those that every batch has, shape (batches, k)."""
+    def _further_classes(self, epoch: int, total: int) -> IntArray:
+        """Returns the classes of each batch of an epoch in addition to those that every batch has, shape (total, k)."""
         count = len(self._sizes)
-        k = self._classes % len(self._sizes)
+        k = self._classes % count
         if not k:
-            return np.empty((self.total, 0), dtype=np.int64)
+            return np.empty((total, 0), dtype=np.int64)
         # The last round is computed whole, and cut afterwards, so that it can begin with any class.
-        batches = np.arange(-(-self.total * k // count) * count) // k
+        batches = np.arange(-(-total * k // count) * count) // k
         taken = in_turn(np.arange(count), 0, batches, np.random.default_rng((self.seed, epoch, 1)))
-        return taken[: self.total * k].reshape(self.total, k)
+        return taken[: total * k].reshape(total, k)
 
-    def order(self, epoch: int) -> BatchOrder:
-        """Returns the batches of an epoch, as `BatchOrder`.
-
-        Args:
-            epoch: Number of the epoch, 0 or more.
-        """
+    def _begins(self, epoch: int) -> list[int]:
+        """Returns how many samples of each class were taken before an epoch."""
         count = len(self._sizes)
-        every = self._classes // len(self._sizes)
-        first, before = (
-            self._before if self._before[0] <= epoch else (0, np.zeros(count, dtype=np.int64))
-        )
+        first, before = self._before
+        if first > epoch:
+            first = 0
+            before = np.zeros(count, dtype=np.int64)
         for past in range(first, epoch):
-            before = before + np.bincount(self._further_classes(past).ravel(), minlength=count)
+            taken = self._further_classes(past, self.total).ravel()
+            before = before + np.bincount(taken, minlength=count)
         self._before = epoch, before
-        in_each = np.tile(np.arange(count), (self.total, every))
-        classes = np.concatenate([in_each, self._further_classes(epoch)], axis=1).repeat(
+        every = self._classes // count
+        return (self._rows * (every * self.total * epoch + before)).tolist()
+
+    def compose(
+        self, ids: IntArray, epoch: int, batches: int | None = None
+    ) -> tuple[IntArray, IntArray]:
+        """Returns the batches of an epoch; see `BatchComposer.compose`.
+
+        Raises:
+            ValueError: `batches` was given, or a class has no sample.
+        """
+        if batches is not None:
+            raise ValueError(
+                "BalancedBatchSampler has batches of one size, and the method asks for smaller ones. Use spend='steps'."
+            )
+        wanted = np.zeros(self.samples, dtype=np.bool_)
+        wanted[ids] = True
+        of_classes = [members[wanted[members]] for members in self._members]
+        if not all(map(len, of_classes)):
+            raise ValueError(
+                "BalancedBatchSampler: every class needs a sample in each epoch, and the method keeps none of one class"
+            )
+        count = len(self._sizes)
+        whole = len(ids) // self.batch_size
+        total = whole if self.drop_last else -(-len(ids) // self.batch_size)
+        in_each = np.tile(np.arange(count), (total, self._classes // count))
+        classes = np.concatenate([in_each, self._further_classes(epoch, total)], axis=1).repeat(
             self._rows, axis=1
         )
         places = np.split(
             np.argsort(classes, axis=None, kind="stable"),
             np.bincount(classes.ravel(), minlength=count).cumsum()[:-1],
         )
-        ids = np.empty(classes.size, dtype=np.int64)
+        taken = np.empty(classes.size, dtype=np.int64)
         generator = np.random.default_rng((self.seed, epoch, 2))
-        begins = self._rows * (every * self.total * epoch + before)
-        for members, begin, place in zip(self._members, begins.tolist(), places, strict=True):
+        for members, begin, place in zip(of_classes, self._begins(epoch), places, strict=True):
             if len(place):
-                ids[place] = in_turn(members, begin, place // self.batch_size, generator)
+                taken[place] = in_turn(members, begin, place // self.batch_size, generator)
         if self._mixed:
-            ids = generator.permuted(ids.reshape(self.total, self.batch_size), axis=1).ravel()
-        return BatchOrder(ids, np.full(self.total, self.batch_size))
+            taken = generator.permuted(taken.reshape(total, self.batch_size), axis=1).ravel()
+        return taken, np.arange(total + 1) * self.batch_size
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the labels a checksum."""

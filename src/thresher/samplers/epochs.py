@@ -335,6 +335,77 @@ class EpochSampler(Sampler[Any]):
         self.set_epoch(state["epoch"], state["consumed"])
 
 
+def even_sizes(rows: int, batches: int) -> NDArray[np.int64]:
+    """Returns the numbers of rows of batches that differ by one at most, shape (batches,).
+
+    Args:
+        rows: Number of rows of all batches together.
+        batches: Number of batches.
+
+    Example:
+        >>> even_sizes(7, 3)
+        array([2, 2, 3])
+    """
+    return np.diff(np.arange(batches + 1, dtype=np.int64) * rows // batches)
+
+
+def permute_batches(
+    rows: NDArray[Any], sizes: NDArray[np.int64], order: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the rows of batches in another order of the batches, and the ends of the batches, after a leading 0.
+
+    Args:
+        rows: Rows, batch after batch, shape (k,).
+        sizes: Numbers of rows of the batches.
+        order: Permutation of the batches.
+
+    Example:
+        >>> permute_batches(np.array([5, 6, 7]), np.array([2, 1]), np.array([1, 0]))
+        (array([7, 5, 6]), array([0, 1, 3]))
+    """
+    begins = np.append(0, sizes.cumsum())
+    parts = [rows[begins[number] : begins[number + 1]] for number in order.tolist()]
+    # The empty array gives the dtype if there is no batch.
+    taken = np.concatenate([np.empty(0, dtype=np.int64), *parts])
+    return taken.astype(np.int64), np.append(0, sizes[order].cumsum())
+
+
+class BatchComposer(EpochSampler):
+    """Base of batch samplers that compose the batches of any samples, such as those that a method keeps in an epoch.
+
+    Subclasses implement `compose`, with the same result in all processes. `thresher.attach` accepts a loader whose batch
+    sampler has this function, also one of another class.
+    """
+
+    once = True
+    """Whether no sample comes twice in an epoch."""
+
+    def compose(
+        self, ids: NDArray[np.int64], epoch: int, batches: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the batches of an epoch for all processes together.
+
+        Args:
+            ids: Ids of the samples to train on, shape (k,), ascending.
+            epoch: Number of the epoch, 0 or more.
+            batches: Number of batches, each with fewer rows than usual. Default: as many as these samples fill.
+
+        Returns:
+            The ids of all rows in the order of training, shape (rows,), int64, and the number of rows up to the end of each
+            batch, after a leading 0, shape (batches + 1,).
+        """
+        raise NotImplementedError
+
+    def order(self, epoch: int) -> BatchOrder:
+        """Returns the batches of an epoch of all samples, as `BatchOrder`.
+
+        Args:
+            epoch: Number of the epoch, 0 or more.
+        """
+        rows, ends = self.compose(np.arange(self.samples), epoch)
+        return BatchOrder(rows, np.diff(ends))
+
+
 class EpochIds:
     """The items of one loop over a sampler, read in pieces, as the loader of a run needs them.
 

@@ -2,19 +2,20 @@
 
 import math
 import zlib
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from thresher.permutation import Permutation
-from thresher.samplers.epochs import BatchOrder, EpochSampler
+from thresher.samplers.epochs import BatchComposer, even_sizes, permute_batches
 from thresher.samplers.stratified import shuffled_within
 
 
-class Grouped(EpochSampler):
+class Grouped(BatchComposer):
     """Sampler of batches of samples of similar lengths, so that little of a batch is padding.
 
     Use it as `DataLoader(dataset, batch_sampler=Grouped(lengths, max_tokens=4096))`. Every sample comes once an epoch. The
@@ -39,6 +40,8 @@ class Grouped(EpochSampler):
         rank: Number of this process, within [0, num_replicas). Default: the rank in torch.distributed, or 0.
         drop_last: Whether to leave out the last batches, instead of repeating the first, if the processes cannot get equally
             many. Default: False.
+        balance: Whether the batches of all processes in a step have nearly equal numbers of tokens, so that none waits for
+            another; or the number of processes, if other code divides the data among them. Default: False.
 
     Attributes:
         epoch: Number of the next epoch, which the next loop over the sampler yields.
@@ -65,6 +68,7 @@ class Grouped(EpochSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
         drop_last: bool = False,
+        balance: bool | int = False,
     ) -> None:
         super().__init__(
             seed,
@@ -96,19 +100,63 @@ class Grouped(EpochSampler):
             )
             window = min(max(2, int(math.sqrt(batches) / 3)), 50)
         self._settings = {"batch_size": batch_size, "max_tokens": max_tokens, "window": window}
+        self._balance = balance
+        if balance is not False:
+            self._settings["balance"] = balance
         self._settings["lengths"] = zlib.crc32(values.astype(np.float64).data)
         self._sorted = np.argsort(-values.astype(np.float64), kind="stable").astype(
             np.min_scalar_type(len(values))
         )
+        self._lengths = values[self._sorted]
+        self._window = window
+        self._rows = batch_size
+        self._budget = max_tokens or 0
+        self._total = len(self._cut(self._lengths, self._budget)[1])
+
+    def _cut(
+        self, lengths: NDArray[Any], budget: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Cuts samples into windows and batches.
+
+        Args:
+            lengths: Lengths of the samples, shape (k,), descending.
+            budget: Largest number of tokens of a batch, if `batch_size` was not given.
+
+        Returns:
+            Ends of the windows, after a leading 0, and the numbers of rows of the batches.
+        """
         ends = [0]
         sizes = []
-        while ends[-1] < len(values):
-            rows = batch_size or int((max_tokens or 0) // values[self._sorted[ends[-1]]])
-            count = min(rows * window, len(values) - ends[-1])
+        while ends[-1] < len(lengths):
+            rows = self._rows or int(budget // lengths[ends[-1]])
+            count = min(rows * self._window, len(lengths) - ends[-1])
             ends.append(ends[-1] + count)
             sizes.append(np.diff(np.append(np.arange(0, count, rows), count)))
-        self._ends = np.array(ends)
-        self._sizes = np.concatenate(sizes)
+        return np.array(ends), np.concatenate(sizes)
+
+    def _cut_smaller(
+        self, lengths: NDArray[Any], batches: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Cuts samples into a given number of batches: with equal rows, or with as few tokens in the largest as possible."""
+        if self._rows is not None:
+            sizes = even_sizes(len(lengths), batches)
+        else:
+            # The number of batches falls as the budget rises.
+            budget = bisect_left(
+                range(self._budget),
+                -batches,
+                lo=int(np.ceil(lengths[0])),
+                key=lambda budget: -len(self._cut(lengths, budget)[1]),
+            )
+            sizes = self._cut(lengths, budget)[1]
+            while len(sizes) < batches:
+                largest = int(sizes.argmax())
+                half = sizes[largest] // 2
+                sizes = np.insert(sizes, largest, half)
+                sizes[largest + 1] -= half
+        ends = np.append(0, sizes.cumsum())
+        windows = ends[:: self._window]
+        return (windows if windows[-1] == ends[-1] else np.append(windows, ends[-1])), sizes
 
     @property
     def samples(self) -> int:
@@ -118,18 +166,43 @@ class Grouped(EpochSampler):
     @property
     def total(self) -> int:
         """Number of batches of an epoch."""
-        return len(self._sizes)
+        return self._total
 
-    def order(self, epoch: int) -> BatchOrder:
-        """Returns the batches of an epoch, as `BatchOrder`.
-
-        Args:
-            epoch: Number of the epoch, 0 or more.
-        """
-        rows = shuffled_within(
-            self._sorted, self._ends, np.random.default_rng((self.seed, epoch, 3))
+    def compose(
+        self, ids: NDArray[np.int64], epoch: int, batches: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the batches of an epoch; see `BatchComposer.compose`."""
+        wanted = np.zeros(self.samples, dtype=np.bool_)
+        wanted[ids] = True
+        kept = wanted[self._sorted]
+        rows = self._sorted[kept]
+        lengths = self._lengths[kept]
+        windows, sizes = (
+            self._cut(lengths, self._budget)
+            if batches is None
+            else self._cut_smaller(lengths, batches)
         )
-        return BatchOrder(rows, self._sizes, Permutation(self.total, self.seed, epoch))
+        rows = shuffled_within(rows, windows, np.random.default_rng((self.seed, epoch, 3)))
+        order = Permutation(len(sizes), self.seed, epoch).piece(0, len(sizes))
+        together = self.dealing()[0] if self._balance is True else int(self._balance)
+        if together > 1:
+            # The first row of a batch has the largest length before the rows are shuffled within their window.
+            longest = lengths[np.append(0, sizes.cumsum())[:-1]]
+            order = self._balanced(sizes * longest, together, epoch)
+        return permute_batches(rows, sizes, order)
+
+    def _balanced(self, tokens: NDArray[Any], together: int, epoch: int) -> NDArray[np.int64]:
+        """Returns an order of batches in which those of each step have nearly equal numbers of tokens."""
+        generator = np.random.default_rng((self.seed, epoch, 5))
+        by_tokens = np.argsort(tokens, kind="stable")
+        whole = len(by_tokens) // together * together
+        # The batches that make no whole step are the last, with which the first batches come again. They are drawn, so that
+        # they are not always the longest.
+        first = int(generator.integers(len(by_tokens) - whole + 1))
+        steps = by_tokens[first : first + whole].reshape(-1, together)
+        rest = np.delete(by_tokens, np.arange(first, first + whole))
+        steps = generator.permuted(generator.permutation(steps), axis=1)
+        return np.append(steps.ravel(), rest)
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the lengths a checksum."""

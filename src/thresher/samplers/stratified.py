@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
 
-from thresher.samplers.epochs import BatchOrder, EpochSampler
+from thresher.samplers.epochs import BatchComposer, even_sizes
 from thresher.samplers.shuffle import Shuffle
 from thresher.selection import chunks
 
@@ -168,7 +168,7 @@ def _deal(
             order[begin : begin + size] = batch
 
 
-class StratifiedBatchSampler(EpochSampler):
+class StratifiedBatchSampler(BatchComposer):
     """Sampler of batches in which every class has the same share as in the dataset, as closely as whole numbers allow.
 
     Use it as `DataLoader(dataset, batch_sampler=StratifiedBatchSampler(labels, 64))`, with or without a `thresher.Run`. Every
@@ -236,29 +236,38 @@ class StratifiedBatchSampler(EpochSampler):
         """Random order of the ids, for code that reads `sampler` of a batch sampler; an attached run computes its own order."""
         keys = strata_keys(self.codes, values)
         self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
+        self._keys = keys
         of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
-        self._ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])
-        self._checksum = zlib.crc32(self._ends.data, zlib.crc32(self._sorted.data))
+        ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])
+        self._checksum = zlib.crc32(ends.data, zlib.crc32(self._sorted.data))
 
     @property
     def samples(self) -> int:
         """Number of samples of the dataset."""
         return len(self.codes)
 
-    def order(self, epoch: int) -> BatchOrder:
-        """Returns the batches of an epoch, as `BatchOrder`.
-
-        Args:
-            epoch: Number of the epoch, 0 or more.
-        """
+    def compose(
+        self, ids: NDArray[np.int64], epoch: int, batches: int | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the batches of an epoch; see `BatchComposer.compose`."""
         generator = np.random.default_rng((self.seed, epoch))
-        rows = shuffled_within(self._sorted, self._ends, generator)
-        sizes = np.full(self.total, self.batch_size)
+        wanted = np.zeros(self.samples, dtype=np.bool_)
+        wanted[ids] = True
+        rows = self._sorted[wanted[self._sorted]]
+        keys = self._keys[rows]  # pyright: ignore[reportOptionalSubscript]
+        ends = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1, [len(rows)]])
+        rows = shuffled_within(rows, ends, generator)
+        size = self.batch_size
+        if batches is None:
+            total = len(rows) // size if self.drop_last else -(-len(rows) // size)
+            sizes = np.full(total, size)
+        else:
+            sizes = even_sizes(len(rows), batches)
         rows, _ = _systematic(rows, min(len(rows), int(sizes.sum())), generator)
         if len(rows):
             sizes[-1] -= sizes.sum() - len(rows)
             rows = arranged(rows, sizes, generator)
-        return BatchOrder(rows, sizes)
+        return rows.astype(np.int64), np.append(0, sizes.cumsum())
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the labels and scores a checksum."""

@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 import transformers
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 import thresher
 import thresher.transformers
@@ -34,8 +34,16 @@ class SelectedByLength(thresher.transformers.Selection, ByLength):
     pass
 
 
-class InBatches(ByLength):
+class OwnBatches(BatchSampler):
+    """Batches that a run cannot compose again."""
+
+
+class InBatches(transformers.Trainer):
     """Has a loss of the whole batch: each row has the others as its negatives."""
+
+    def get_train_dataloader(self):
+        batches = OwnBatches(SequentialSampler(self.train_dataset), 6, False)
+        return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=batches))
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         logits = model(inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
@@ -46,15 +54,32 @@ class SelectedInBatches(thresher.transformers.Selection, InBatches):
     pass
 
 
-@pytest.mark.parametrize(
-    ("plain", "selected"), [(ByLength, SelectedByLength), (InBatches, SelectedInBatches)]
-)
-def test_full_data_keeps_the_batches(plain, selected, tmp_path):
-    expected = trainer(tmp_path, of=plain, gradient_accumulation_steps=2)
+def test_batches_by_length_are_composed_again(tmp_path):
+    expected = trainer(tmp_path, of=ByLength, gradient_accumulation_steps=2)
     expected.train()
-    made = trainer(tmp_path, thresher.FullData(), of=selected, gradient_accumulation_steps=2)
+    made = trainer(
+        tmp_path, thresher.FullData(), of=SelectedByLength, gradient_accumulation_steps=2
+    )
+    made.train()
+    assert_same(outcome(made), outcome(expected))
+    assert made.run.cost.backward == made.run.cost.full_backward
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_choose_within_batches_by_length(name, tmp_path):
+    made = trainer(tmp_path, METHODS[name], of=SelectedByLength)
+    made.train()
+    assert made.run.cost.backward < made.run.cost.full_backward
+
+
+def test_full_data_keeps_the_batches(tmp_path):
+    expected = trainer(tmp_path, of=InBatches, gradient_accumulation_steps=2)
+    expected.train()
+    made = trainer(
+        tmp_path, thresher.FullData(), of=SelectedInBatches, gradient_accumulation_steps=2
+    )
     with pytest.warns(
-        UserWarning, match="FullData keeps the batches of Grouped, and records nothing"
+        UserWarning, match="FullData keeps the batches of OwnBatches, and records nothing"
     ):
         made.train()
     assert_same(outcome(made), outcome(expected))
@@ -67,7 +92,7 @@ def test_a_method_that_leaves_out_samples_is_refused(name, tmp_path):
     made = trainer(tmp_path, METHODS[name], of=SelectedInBatches)
     with pytest.raises(
         ValueError,
-        match=f"{name} with the batches of Grouped .*in-batch negatives.* Use selection=thresher.Full",
+        match=f"{name} with the batches of OwnBatches .*in-batch negatives.* Use selection=thresher.Full",
     ):
         made.train()
 
@@ -81,7 +106,7 @@ def test_observing_is_refused(tmp_path):
     )
     with pytest.raises(
         ValueError,
-        match="FullData with observe with the batches of Grouped .*no sample has a loss of its own",
+        match="FullData with observe with the batches of OwnBatches .*no sample has a loss of its own",
     ):
         made.train()
 
