@@ -1,4 +1,4 @@
-# make demo    real training made cheaper, with its cost and a control beside it
+# make demo    finds wrong labels by one training, then trains at half the cost, with a control beside it
 # make test    the tests; CI runs them and `make check`; TESTS=tests/library runs these alone
 # make verify  the tests at full depth: every seeded instance, every combination and more random examples, which takes
 #              three times as long; run every night and before a release

@@ -176,8 +176,8 @@ def _saved(ratio: float | None) -> str:
 def chart(results: ResultsDict) -> str:
     """Returns a forest chart as SVG: the difference of every method and control to full training, with its 95 % interval.
 
-    Full training is a band, which reaches down by the margin. A ring marks the pick. Empty where nothing was compared with full
-    training.
+    Full training is a band, which reaches down by the margin. A ring marks the pick if it is shown to be better than fewer epochs
+    in the same time. Empty where nothing was compared with full training.
 
     Args:
         results: Content of results.json.
@@ -214,8 +214,10 @@ def chart(results: ResultsDict) -> str:
     parts.append(f'<text x="{at(0):.1f}" y="{TOP - 5}" class="axis {side}">full training</text>')
     pick = conclude(results).pick
     for number, row in enumerate(rows):
+        in_time = row.get("against", {}).get(SAME_TIME, {})
+        picked = row is pick and in_time.get("finding") == "better"
         parts += _forest_row(
-            row, results, TOP + ROW * number, scale, (low, high), at, picked=row is pick
+            row, results, TOP + ROW * number, scale, (low, high), at, picked=picked
         )
     name = escape(results["runs"][0]["metric"]["name"])
     unit = " points" if scale == 100 else ""

@@ -3,10 +3,11 @@
 Fashion-MNIST has a split of its own, 60,000 training and 10,000 test samples. In `digits` and `mnist-5k` every fifth sample,
 in the order of the file, is a test sample: 1,438 and 359 samples, and 4,000 and 1,000 with 100 test samples per class.
 
-`mnist-5k-hard`, the task of `thresher demo`, has wrong labels and images that are turned and shifted at random. On plain
-digits, smaller batches and fewer epochs are as accurate as full training.
+`mnist-5k-hard` has wrong labels and images that are turned and shifted at random. On plain digits, smaller batches and fewer
+epochs are as accurate as full training.
 
-`fashion-mnist-small-x4` has a batch size four times as large and, by the linear scaling rule, four times the learning rate.
+`fashion-mnist-small-x4` has a batch size four times as large and, by the linear scaling rule, four times the learning rate. So
+does `mnist-5k-hard-x4`, the task of `thresher demo`: half a batch of 256 takes about half the time, half a batch of 64 two thirds.
 `fashion-mnist-small-b` has another recipe, for the setting (B) of KAKURENBO: random views of the images, with parts erased, and
 a small weight decay. `fashion-mnist-steady` has a constant learning rate, for the time to a target error.
 `fashion-mnist-small-slow` and `mnist-5k-mlp-slow` have half of the learning rate with which full training is best.
@@ -579,12 +580,12 @@ SECOND_RECIPE = replace(
 )
 
 
-def with_larger_batches(factor: int) -> Task:
-    """Returns the task with `factor` times the batch size and the largest learning rate."""
-    name = f"{SMALLEST.name}-x{factor}"
-    lr = factor * SMALLEST.lr
-    batch_size = factor * SMALLEST.batch_size
-    return replace(SMALLEST, name=name, lr=lr, batch_size=batch_size)
+def with_larger_batches(task: Task, factor: int) -> Task:
+    """Returns a task with `factor` times the batch size and the largest learning rate."""
+    name = f"{task.name}-x{factor}"
+    lr = factor * task.lr
+    batch_size = factor * task.batch_size
+    return replace(task, name=name, lr=lr, batch_size=batch_size)
 
 
 STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr=SMALLEST.lr / 4, lr_factor=steady)
@@ -592,6 +593,7 @@ STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr=SMALLEST.lr / 4, lr_f
 
 SLOW = "-slow"
 """Ending of the name of a task at half of the learning rate."""
+HARD = next(task for task in IMAGE_TASKS if task.name == "mnist-5k-hard")
 PERCEPTRON = next(task for task in IMAGE_TASKS if task.name == "mnist-5k-mlp")
 SLOWER = tuple(
     replace(task, name=task.name + SLOW, lr=task.lr / 2) for task in (SMALLEST, PERCEPTRON)
@@ -603,7 +605,6 @@ SMALL_TASKS = (
     SECOND_RECIPE,
     STEADY,
     *SLOWER,
-    with_larger_batches(2),
-    with_larger_batches(4),
-    with_larger_batches(8),
+    *(with_larger_batches(SMALLEST, factor) for factor in (2, 4, 8)),
+    with_larger_batches(HARD, 4),
 )

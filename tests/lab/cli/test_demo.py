@@ -1,34 +1,43 @@
-"""What the demo prints beside its comparison."""
+"""What the demo prints before its comparison."""
 
 import numpy as np
-import torch
 
-from lab.report.cases import comparison, save
-from thresher_lab.cli.demo import DEMO_TASK, demo, wrong_labels_found
+import thresher
+from thresher_lab.cli.demo import DEMO_METHODS, DEMO_TASK, demo
 from thresher_lab.tasks import built_in
 from thresher_lab.tasks.images import mnist_5k
-from thresher_lab.training.samples import RunHistory
 
 
-def test_the_wrong_labels_found_are_counted_seed_by_seed(tmp_path, monkeypatch, capsys):
-    """Of the largest losses, seven with the first seed and three with the second are of samples whose labels are right."""
-    right = mnist_5k().train.tensors[1]
-    labels = built_in(DEMO_TASK).load(None).train.tensors[1]
-    wrong = labels != right
-    assert int(wrong.sum()) == 800
-    results, samples = comparison(
-        {"full": 0.0, "winnow": 0.5}, seeds=(0, 1), task=DEMO_TASK, controls=False, samples=10
+def test_wrong_labels_among_the_suspects_are_counted(tmp_path, monkeypatch, capsys):
+    """Of the hundred most suspicious samples, seven have a right label."""
+    dataset = built_in(DEMO_TASK).load(None).train
+    labels = dataset.tensors[1].numpy()
+    wrong = labels != mnist_5k().train.tensors[1].numpy()
+    assert wrong.sum() == 800
+    suspicion = np.where(wrong, 0.5, 0.1)
+    suspicion[wrong.nonzero()[0][:93]] = 0.9
+    suspicion[(~wrong).nonzero()[0][:7]] = 0.9
+    columns = {"id": np.arange(4000), "label": labels, "predicted": (labels + 1) % 10}
+    columns |= {"suspicion": suspicion, "times_seen": np.full(4000, 8)}
+    found = thresher.DataMap(columns, dataset)
+    asked = []
+    monkeypatch.setattr(
+        "thresher_lab.comparison.observing.observed",
+        lambda task, **options: asked.append((task, options)) or (found, None),
     )
-    for run in results["runs"]:
-        losses = np.where(torch.rand(4000) < 0.5, 0.1, 0.2)
-        losses[wrong.nonzero()[:100, 0].numpy()] = 5.0
-        losses[(~wrong).nonzero()[: (7, 3)[run["seed"]], 0].numpy()] = 9.0
-        each = np.repeat(losses[:, None].astype(np.float32), 2, axis=1)
-        samples[run["samples"]] = RunHistory(
-            np.arange(4000), labels.numpy(), each, np.ones((4000, 2), np.uint8)
-        )
-    said = "100 samples with the largest mean loss under Winnow, 93 to 97 have a wrong label, with each seed. The demo"
-    assert said in wrong_labels_found(results, save(tmp_path, results, samples))
-    monkeypatch.setattr("thresher_lab.cli.demo.run_and_print", lambda *_, **__: results)
+    compared = []
+    monkeypatch.setattr(
+        "thresher_lab.cli.demo.run_and_print", lambda *given, **_: compared.append(given)
+    )
     demo(tmp_path)
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert asked == [(DEMO_TASK, {"epochs": 8})]
+    assert [given[:2] for given in compared] == [(DEMO_TASK, DEMO_METHODS)]
+    first, second = capsys.readouterr().out.split("\n\n2. Half the cost: ")
+    assert len(second.splitlines()) == 7
+    lines = first.splitlines()
+    assert len(lines) == 6 and max(map(len, lines[:4])) <= 80
+    assert "800 of 4,000 labels (20 %) were replaced" in lines[1]
+    assert lines[2] == "Of the 100 most suspicious samples, 93 have one of these labels."
+    assert lines[3] == "Of the 800 most suspicious samples, 793 have one of these labels."
+    sheet = (tmp_path / "suspects.html").read_text()
+    assert sheet.count("<img") == 100 and f"{labels[0]} → {(labels[0] + 1) % 10}" in sheet

@@ -280,9 +280,10 @@ def test_without_a_loss_or_with_a_method_that_is_picked_there_is_no_next_command
 
 def test_the_demo_ends_with_the_commands_for_a_training_of_ones_own(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(demo, "run_and_print", lambda *_, **__: None)
+    monkeypatch.setattr(demo, "find_wrong_labels", lambda _: [])
     demo.demo(tmp_path)
-    commands = capsys.readouterr().out.splitlines()[-2:]
-    assert commands == ["thresher init", "thresher advise my_training.py:build --budget 0.5"]
+    commands = capsys.readouterr().out.splitlines()[-3:]
+    assert commands[::2] == ["thresher init", "thresher advise my_training.py:build --budget 0.5"]
     monkeypatch.chdir(tmp_path)
     assert (
         CliRunner().invoke(app, commands[0].split()[1:]).exit_code == 0
@@ -292,8 +293,14 @@ def test_the_demo_ends_with_the_commands_for_a_training_of_ones_own(monkeypatch,
     monkeypatch.setattr(
         "thresher_lab.advise.advise.advise", lambda task, *_, **__: asked.update(task=task) or 1 / 0
     )
-    assert isinstance(CliRunner().invoke(app, commands[1].split()[1:]).exception, ZeroDivisionError)
-    assert asked == {"task": "my_training.py:build"}
+    monkeypatch.setattr(
+        "thresher_lab.comparison.observing.observed",
+        lambda task, **_: asked.update(observed=task) or 1 / 0,
+    )
+    for command in commands[1:]:
+        found = CliRunner().invoke(app, command.split()[1:])
+        assert isinstance(found.exception, ZeroDivisionError)
+    assert asked == dict.fromkeys(("task", "observed"), "my_training.py:build")
 
 
 @pytest.mark.parametrize(("columns", "width"), [("70", 70), ("200", 200), (None, 120)])

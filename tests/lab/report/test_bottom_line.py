@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from lab.report.cases import HOSTILE, comparison
+from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.summary import conclude, summarize
 from thresher_lab.report.first_screen import _ticks, bottom_line, chart, snippet
 from thresher_lab.report.page import render_page
@@ -83,16 +84,27 @@ def test_the_chart_has_every_row_and_names_are_text():
     tree, found = drawn(results)
     assert len(found["circle"]) == len(results["summary"]) - 1  # all but full training
     assert HOSTILE in {one.text for one in tree.iter("title")}  # a long name is cut in the row
-    texts = {(one.text or "").removesuffix(" · our pick") for one in found["text"]}
+    texts = {one.text for one in found["text"]}
     assert texts >= {f"{HOSTILE[:33]}…", "random", "full training"}
-    [pick] = [one.text for one in found["text"] if (one.text or "").endswith("our pick")]
-    [ring] = [one for one in found["path"] if one.attrib.get("class") == "pick"]
-    assert conclude(results).pick is not None and pick and ring is not None
     width, height = map(float, tree.attrib["viewBox"].split()[2:])
     for one in found["circle"]:
         assert 0 <= float(one.attrib["cx"]) <= width and 0 <= float(one.attrib["cy"]) <= height
     [margin], high = found["rect"], max(float(one.attrib["cy"]) for one in found["circle"])
     assert float(margin.attrib["y"]) + float(margin.attrib["height"]) > high
+
+
+@pytest.mark.parametrize("finding", ["better", "no better", "unclear", None])
+def test_a_pick_is_named_only_if_it_is_better_than_fewer_epochs_in_the_same_time(finding):
+    results, _ = judged()
+    pick = conclude(results).pick
+    assert pick is not None
+    assert "our pick" not in chart(results)  # it was not compared with them
+    pick["against"][SAME_TIME] = {"finding": finding, "difference": 0.01, "ci95": [0.005, 0.015]}
+    pick["against"][SAME_TIME] |= {"seeds_needed": None}
+    _, found = drawn(results)
+    named = [one.text for one in found["text"] if (one.text or "").endswith("our pick")]
+    rings = [one for one in found["path"] if one.attrib.get("class") == "pick"]
+    assert len(named) == len(rings) == (finding == "better")
 
 
 def test_points_stand_where_their_differences_are():
