@@ -18,6 +18,7 @@ import argparse
 import csv
 import inspect
 import json
+import math
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -410,6 +411,28 @@ def rule(rows: Sequence[Row]) -> dict[str, Any]:
     return found | {"rows": len(enough), "spearman": round(float(ranks.statistic), 2)}
 
 
+def changes(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Returns, for each kind, the change from the smallest to the largest share after all epochs, with intervals over tasks.
+
+    Args:
+        rows: Rows of `summary`.
+    """
+    ends = {(row["task"], row["kind"], row["share"]): row for row in rows}
+    few, many = min(SHARES), max(SHARES)
+    found: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        pairs = [
+            (ends[task, kind, few], ends[task, kind, many])
+            for task in TASKS_TRAINED
+            if {(task, kind, few), (task, kind, many)} <= ends.keys()
+        ]
+        for name in ("auroc", "precision"):
+            differences = [last[name]["mean"] - first[name]["mean"] for first, last in pairs]
+            if differences:
+                found.setdefault(kind, {})[name] = interval(differences)
+    return found
+
+
 def _shows_line(row: Row) -> bool:
     """Returns whether a data map with these means would show its line."""
     return row["visits"] < LEAST_VISITS or row["agreement"]["mean"] < LEAST_AGREEMENT
@@ -420,7 +443,13 @@ def results(done: Done) -> dict[str, Any]:
     rows = summary(done)
     cpu = round(sum(one["cpu_s"] for one in done.values()) / 60, 1)
     about = {"trainings": len(done), "planned": len(planned()), "cpu_minutes": cpu}
-    return about | {"rule": rule(rows), "bands": bands(rows), "shares": shares(rows), "rows": rows}
+    return about | {
+        "rule": rule(rows),
+        "by_accuracy": bands(rows),
+        "by_share": shares(rows),
+        "changes": changes(rows),
+        "rows": rows,
+    }
 
 
 def _cell(value: Mapping[str, Any], digits: int = 2) -> str:
@@ -428,6 +457,11 @@ def _cell(value: Mapping[str, Any], digits: int = 2) -> str:
     if value["low"] is None:
         return mean
     return f"{mean} [{max(0, value['low']):.{digits}f}, {min(1, value['high']):.{digits}f}]"
+
+
+def promised(least: float) -> float:
+    """Returns the lowest of measured values, rounded down to two digits."""
+    return math.floor(100 * least) / 100
 
 
 def verdict(found: Mapping[str, Any]) -> str:
@@ -445,26 +479,39 @@ def verdict(found: Mapping[str, Any]) -> str:
         f"half of the samples or more were seen fewer than {of['visits']} times, or if the last predictions agree with fewer than "
         f"half of the labels. The line is not enough: of {of['low_accuracy']} cases with {of['visits']} visits or more and a "
         f"validation accuracy below one half, it appears in {of['low_accuracy_shown']}.\n\n"
-        f"**The rule**: with at least {of['visits']} visits and a validation accuracy of at least one half, the AUROC was at least "
-        f"{inside[0]['least']:.2f} on each of {inside[0]['auroc']['n']} tasks if a wrong label can be any other class (symmetric), and at "
-        f"least {inside[1]['least']:.2f} on each of {inside[1]['auroc']['n']} tasks if each class is mistaken for one other class "
-        f"(pairs). The line appears in {of['within_shown']} of these {of['within']} cases. Over all {of['rows']} cases with "
-        f"{of['visits']} visits or more, the rank correlation of validation accuracy and AUROC is {of['spearman']:.2f}."
+        f"**The rule**: with at least {of['visits']} visits and a validation accuracy of at least one half, the AUROC "
+        f"(the mean of five seeds) was at least "
+        f"{promised(inside[0]['least']):.2f} on each of {inside[0]['auroc']['n']} tasks if a wrong label can be any other class "
+        f"(symmetric), and at least {promised(inside[1]['least']):.2f} on each of {inside[1]['auroc']['n']} tasks if each class is "
+        f"mistaken for one other class (pairs). The line appears in {of['within_shown']} of these {of['within']} cases. Over all "
+        f"{of['rows']} cases with {of['visits']} visits or more, the rank correlation of validation accuracy and AUROC is "
+        f"{of['spearman']:.2f}."
     )
+
+
+def of_changes(found: Mapping[str, Any]) -> str:
+    """Returns what the share of wrong labels changes, in words."""
+    parts = []
+    for kind, by_name in found["changes"].items():
+        for name, title in (("auroc", "AUROC"), ("precision", "precision")):
+            of = by_name[name]
+            ends = "" if of["low"] is None else f" [{of['low']:+.2f}, {of['high']:+.2f}]"
+            parts.append(f"{title} {of['mean']:+.2f}{ends} ({kind}, {of['n']} tasks)")
+    return f"From {min(SHARES)} % to {max(SHARES)} % of wrong labels, the mean changes after all epochs are: {'; '.join(parts)}."
 
 
 def table_of_bands(found: Mapping[str, Any]) -> str:
     """Returns the table of `bands` in Markdown."""
     header = ("wrong labels", "validation accuracy", "tasks", "AUROC", "lowest AUROC", "precision")
     rows = []
-    for row in found["bands"]:
+    for row in found["by_accuracy"]:
         if row["rows"]:
             name = (
                 row["accuracy"]
                 .replace("0 to 0.5", "below 0.5")
                 .replace("0.9 to 1.01", "0.9 or more")
             )
-            ends = (_cell(row["auroc"]), f"{row['least']:.2f}", _cell(row["precision"]))
+            ends = (_cell(row["auroc"]), f"{row['least']:.3f}", _cell(row["precision"]))
             rows.append((row["kind"], name, str(row["auroc"]["n"]), *ends))
     return markdown_table(header, rows)
 
@@ -473,8 +520,8 @@ def table_of_shares(found: Mapping[str, Any]) -> str:
     """Returns the table of `shares` in Markdown."""
     header = ("wrong labels", "share", "tasks", "AUROC", "lowest AUROC", "precision")
     rows = []
-    for row in found["shares"]:
-        ends = (_cell(row["auroc"]), f"{row['least']:.2f}", _cell(row["precision"]))
+    for row in found["by_share"]:
+        ends = (_cell(row["auroc"]), f"{row['least']:.3f}", _cell(row["precision"]))
         rows.append((row["kind"], f"{row['share']} %", str(row["auroc"]["n"]), *ends))
     return markdown_table(header, rows)
 
@@ -533,7 +580,9 @@ def pages(found: Mapping[str, Any]) -> dict[Path, str]:
         table_of_ends(found),
     )
     texts = {
-        OBSERVE: "\n\n".join((verdict(found), table_of_bands(found), table_of_shares(found))),
+        OBSERVE: "\n\n".join(
+            (verdict(found), table_of_bands(found), of_changes(found), table_of_shares(found))
+        ),
         EVIDENCE: "\n\n".join(evidence),
     }
     return {path: between_marks(path.read_text(), *MARKS, text) for path, text in texts.items()}

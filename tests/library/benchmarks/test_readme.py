@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks import observe
+from benchmarks.trust import promised
 from benchmarks.winnow.jobs import SHORT
 from benchmarks.winnow.second import LARGEST_LOSS, NO_LOSS_ON, SEVEN
 
@@ -97,3 +98,18 @@ def test_wrong_labels_are_ranked_as_promised():
         if job.noise == f"{of_labels:.0f} %":
             found[job.task].append(scores["suspicion"]["auroc"])
     assert len(found) == 5 and round(min(map(fmean, found.values())), 2) == least
+
+
+def test_suspicions_are_trusted_as_far_as_measured():
+    rule = result("trust")["rule"]
+    said_of_each = said(
+        r"with three epochs or more and a validation accuracy of at least one half, "
+        r"AUROC \(the mean of five seeds\) was at least ([\d.]+) on each of (\d+) tasks"
+        r" \(([\d.]+) on (\d+) if each class is mistaken for one other class\), and otherwise as low as ([\d.]+)\."
+    )
+    any_class, one_class = (rule[f"{kind}, within"] for kind in ("symmetric", "pairs"))
+    outside = (rule[f"{kind}, outside"]["least"] for kind in ("symmetric", "pairs"))
+    measured = [promised(any_class["least"]), any_class["auroc"]["n"]]
+    measured += [promised(one_class["least"]), one_class["auroc"]["n"]]
+    assert (rule["visits"], rule["accuracy"]) == (3, 0.5)
+    assert said_of_each == [*measured, round(min(outside), 2)]

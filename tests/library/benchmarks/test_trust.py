@@ -1,5 +1,6 @@
 """How far suspicions can be trusted: the trainings, their readings, and what the pages say of them."""
 
+import json
 import shutil
 
 import pytest
@@ -85,3 +86,51 @@ def test_a_row_has_means_and_intervals(monkeypatch):
     assert third["accuracy"]["mean"] == pytest.approx(0.5) and third["accuracy"]["n"] == 2
     assert third["precision"] == {"mean": 1, "low": 1, "high": 1, "n": 2}
     assert second["precision"]["mean"] == pytest.approx(0.4)
+
+
+def planted():
+    """Results in which the first two tasks have readings: one that is known well, one whose labels were learned by heart."""
+    known, by_heart = list(trust.TASKS_TRAINED)[:2]
+    values = {known: (0.9, 0.9, 0.988), by_heart: (0.4, 1.0, 0.7)}
+    done = {}
+    for job in trust.planned():
+        if job.task in values:
+            accuracy, agreement, auroc = values[job.task]
+            last = row(accuracy, auroc - 0.1 * (job.kind == "pairs"), 0.2) | {
+                "agreement": agreement
+            }
+            first = row(0.2, 0.5, 0.1, 1) | {"wrong": 10 * job.share}
+            done[job] = {"cpu_s": 6.0, "readings": [first, last | {"wrong": 10 * job.share}]}
+    return done
+
+
+def test_the_verdict_follows_from_the_readings():
+    found = trust.results(planted())
+    assert (found["trainings"], found["planned"], found["cpu_minutes"]) == (80, 440, 8.0)
+    rule = found["rule"]
+    assert (rule["low_accuracy"], rule["low_accuracy_shown"]) == (8, 0)
+    assert (rule["within"], rule["within_shown"], rule["rows"]) == (8, 0, 16)
+    text = trust.verdict(found)
+    assert "as low as 0.50" in text and "of 8 cases with 3 visits or more" in text
+    assert "at least 0.98 on each of 1 tasks" in text and "at least 0.88 on each of 1 tasks" in text
+    lines = trust.table_of_bands(found).splitlines()
+    assert [line.split(" | ")[1] for line in lines[2:5]] == [
+        "any, fewer than 3 visits",
+        "below 0.5",
+        "0.9 or more",
+    ]
+    assert lines[4].endswith("| 1 | 0.99 | 0.988 | 0.45 |")  # of 20, 50, 100 and 200 wrong labels
+    changes = trust.of_changes(found)
+    assert changes.count("AUROC +0.00 [+0.00, +0.00]") == 2
+    assert changes.count("precision -0.80 [-0.80, -0.80] (symmetric, 2 tasks)") == 1
+    assert len(trust.table_of_shares(found).splitlines()) == 2 + 8
+    assert trust.table_of_ends(found).splitlines()[2].count("0.988 (") == 4
+    assert len(trust.table_of_tasks(found, 10).splitlines()) == 2 + 4
+
+
+def test_results_and_pages_are_those_of_the_trainings():
+    done = trust.load(trust.RUNS)
+    found = json.loads(trust.RESULTS.read_text())
+    assert set(done) == set(trust.planned()) and trust.results(done) == found
+    for path, text in trust.pages(found).items():
+        assert path.read_text() == text
