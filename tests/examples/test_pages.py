@@ -28,15 +28,47 @@ def run_all(page, namespace):
     return namespace
 
 
-def test_readme(capsys):
-    run_all("README.md", {})
-    assert "fewer, if a backward pass counts as 2 forward passes" in capsys.readouterr().out
+def plain_and_changed_loop():
+    """The loop of the README before and after its lines are changed, with a step of the optimizer."""
+    [block] = re.findall(
+        r"^```diff\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    block = block.replace(
+        " loss.backward()\n", " loss.backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    lines = block.splitlines()
+    assert sum(line[0] == "+" for line in lines) == 4
+    return ("\n".join(line[1:] for line in lines if line[0] in mark) for mark in (" -", " +"))
 
 
-def test_guide(monkeypatch):
+def test_the_loop_of_the_readme_trains_as_the_plain_one_and_writes_the_sheet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parameters = []
+    for code in plain_and_changed_loop():
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            x = torch.randn(200, 1, 8, 8)
+            model = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 2))
+            names = {
+                "thresher": thresher,
+                "model": model,
+                "loader": DataLoader(
+                    TensorDataset(x, (x[:, 0, 0, 0] > 0).long()), 50, shuffle=True
+                ),
+                "criterion": nn.CrossEntropyLoss(),
+                "optimizer": torch.optim.SGD(model.parameters(), lr=0.5),
+            }
+            exec(code, names)
+            parameters.append((*model.parameters(), torch.get_rng_state()))
+    assert all(map(torch.equal, *parameters))
+    assert (tmp_path / "suspects.html").read_text().count("<img") == 100
+
+
+def test_guide(monkeypatch, capsys):
     module = ModuleType("guide")
     monkeypatch.setitem(sys.modules, "guide", module)  # so that its classes can be pickled
     run_all("docs/guide.md", vars(module))
+    assert "fewer, if a backward pass counts as 2 forward passes" in capsys.readouterr().out
     parts = {"loader": module.loader, "criterion": module.criterion, "model": module.model}
     module.run.detach()
     run = thresher.attach(module.SmallestLosses(), epochs=1, **parts)
