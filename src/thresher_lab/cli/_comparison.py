@@ -241,7 +241,8 @@ def run_and_print(
         out: Folder for the results.
         json: File for the summary as JSON; "-" for the standard output, and then nothing else is printed there.
         quiet: Whether to print no progress. Default: False.
-        options: Further arguments of `comparison.compare`; `factors` on the learning rate that every arm is tried with.
+        options: Further arguments of `comparison.compare`; `factors` on the learning rate that every arm is tried with;
+            `brief`, whether finished runs are not listed.
 
     Returns:
         Content of results.json; None in all processes but the first.
@@ -396,6 +397,7 @@ def run_with_progress(
     out: Path,
     *,
     quiet: bool = False,
+    brief: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Runs a comparison with progress on a console, and returns its results; see `run_and_print`.
@@ -413,7 +415,7 @@ def run_with_progress(
         specs = parse_methods(methods)
         numbers = parse_seeds(seeds)
         factors = options.pop("factors", None)
-        with progress_on(console, quiet=quiet) as watcher:
+        with progress_on(console, quiet=quiet, brief=brief) as watcher:
             options |= {"watcher": watcher}
             if factors:
                 tries = {

@@ -36,7 +36,7 @@ WIDE = 100
 
 
 @contextmanager
-def progress_on(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
+def progress_on(console: Console, *, quiet: bool = False, brief: bool = False) -> Iterator[Watcher]:
     """Yields a watcher of a comparison that shows bars on a terminal.
 
     Elsewhere it prints one line per finished run, and each minute one that says how far it is.
@@ -44,6 +44,7 @@ def progress_on(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
     Args:
         console: Console to print to.
         quiet: Whether to print no progress, only warnings and what is left out. Default: False.
+        brief: Whether to leave out the lines of finished runs. Default: False.
     """
     if quiet:
         yield Remarks(console)
@@ -58,7 +59,7 @@ def progress_on(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
         speed_estimate_period=3600,
     )
     with bars as progress:
-        watcher = RunProgress(console, progress)
+        watcher = RunProgress(console, progress, brief=brief)
         with nullcontext() if shown else _each(HEARTBEAT_S, watcher.beat):
             yield watcher
 
@@ -141,11 +142,13 @@ class RunProgress(Remarks):
     Args:
         console: Console to print to.
         progress: The bars.
+        brief: Whether to leave out the lines of finished runs. Default: False.
     """
 
-    def __init__(self, console: Console, progress: Progress) -> None:
+    def __init__(self, console: Console, progress: Progress, *, brief: bool = False) -> None:
         super().__init__(console)
         self._progress = progress
+        self._brief = brief
         self._runs = 0
         self._done = 0
         self._epochs = 0
@@ -182,9 +185,10 @@ class RunProgress(Remarks):
         self._done += 1
         took = "kept from before" if reused else f"{run['wall_s']:.1f} s"
         metric = run["metric"]
-        self._print(
-            f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {_shown(metric['value'])}, {took}"
-        )
+        if not self._brief:
+            self._print(
+                f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {_shown(metric['value'])}, {took}"
+            )
         if reused:
             self._shorten(self._epochs)
         else:

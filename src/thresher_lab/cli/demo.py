@@ -18,7 +18,7 @@ DEMO_CONTROLS = ("shorter@time", "smaller")
 SUSPECTS = 100
 """Number of samples on the sheet of suspects."""
 COMPARISON_HEADING = (
-    "\n2. Half the cost: Winnow, smaller batches, and fewer epochs in the same time\n"
+    "\n2. Half the cost: Winnow, smaller batches, and fewer epochs in the same time"
 )
 NEXT_COMMANDS = """
 Next, your own training. Fill in the file that the first command writes:
@@ -45,7 +45,9 @@ def demo(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(COMPARISON_HEADING, markup=False, highlight=False)
     settings = {"jobs": 2, "controls": DEMO_CONTROLS, "until_decided": until is not None}
-    run_and_print(DEMO_TASK, DEMO_METHODS, DEMO_SEEDS, DEMO_EPOCHS, out, quiet=quiet, **settings)
+    run_and_print(
+        DEMO_TASK, DEMO_METHODS, DEMO_SEEDS, DEMO_EPOCHS, out, quiet=quiet, brief=True, **settings
+    )
     console.print(NEXT_COMMANDS, markup=False, highlight=False)
 
 

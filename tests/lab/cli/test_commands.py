@@ -215,11 +215,12 @@ def test_what_the_makefile_trains_is_known():
 RUN = {"metric": {"name": "accuracy", "value": 0.9}, "wall_s": 1.0}
 
 
+@pytest.mark.parametrize("brief", [False, True], ids=["whole", "brief"])
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
-def test_progress(terminal):
+def test_progress(terminal, brief):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     first, second = Job.of(MethodSpec("full"), 0), Job.of(MethodSpec("infobatch"), 0)
-    with progress_on(console) as watcher:
+    with progress_on(console, brief=brief) as watcher:
         watcher.planned(2, 5)
         watcher.finished(first, RUN, reused=True)
         watcher.started(second)
@@ -230,8 +231,11 @@ def test_progress(terminal):
         watcher.finished(second, RUN, reused=False)
     text = console.file.getvalue()
     assert "up to 2 runs of 5 epochs" in text
-    assert "[1/2] full, seed 0: accuracy 90.00 %, kept from before" in text
-    assert "[2/2] infobatch, seed 0: accuracy 90.00 %, 1.0 s" in text
+    for line in (
+        "[1/2] full, seed 0: accuracy 90.00 %, kept from before",
+        "[2/2] infobatch, seed 0: accuracy 90.00 %, 1.0 s",
+    ):
+        assert (line in text) != brief
     assert ("5/5" in text) == terminal
 
 

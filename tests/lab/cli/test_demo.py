@@ -27,13 +27,14 @@ def test_wrong_labels_among_the_suspects_are_counted(tmp_path, monkeypatch, caps
     )
     compared = []
     monkeypatch.setattr(
-        "thresher_lab.cli.demo.run_and_print", lambda *given, **_: compared.append(given)
+        "thresher_lab.cli.demo.run_and_print",
+        lambda *given, **options: compared.append((*given[:2], options["brief"])),
     )
     demo(tmp_path)
     assert asked == [(DEMO_TASK, {"epochs": 8})]
-    assert [given[:2] for given in compared] == [(DEMO_TASK, DEMO_METHODS)]
+    assert compared == [(DEMO_TASK, DEMO_METHODS, True)]
     first, second = capsys.readouterr().out.split("\n\n2. Half the cost: ")
-    assert len(second.splitlines()) == 7
+    assert len(second.splitlines()) == 6
     lines = first.splitlines()
     assert len(lines) == 6 and max(map(len, lines[:4])) <= 80
     assert "800 of 4,000 labels (20 %) were replaced" in lines[1]
