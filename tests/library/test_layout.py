@@ -29,7 +29,7 @@ FLOORS = (
     ("lightning", "transformers", "trl"),
     ("rl",),
     ("run",),
-    ("observation",),
+    ("observation", "audit"),
     ("methods",),
     ("scores",),
     ("passes",),

@@ -13,6 +13,7 @@ SHARED = {
     "Selection": "the entrance of each framework, named in the same way",
     "attach": "the entrance of TRL, of which there is one trainer; that of loops",
     "advise": COMMAND,
+    "audit": COMMAND,
     "compare": COMMAND,
     "observe": COMMAND,
     "reproduce": COMMAND,

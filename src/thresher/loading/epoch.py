@@ -23,8 +23,8 @@ Piece = Callable[[int, int], IdArray]
 """Function `(begin, end)` that returns the ids at positions begin to end - 1 of an order."""
 
 
-def _nothing() -> None:
-    pass
+def do_nothing() -> None:
+    """Does nothing: most samplers draw nothing at the end of their ids."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Epoch:
     ids: IdArray
     ends: NDArray[np.int64]
     weights: Tensor | None = None
-    finish: Callable[[], object] = _nothing
+    finish: Callable[[], object] = do_nothing
 
     def __len__(self) -> int:
         return len(self.ends) - 1

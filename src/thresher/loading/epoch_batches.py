@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from thresher.loading.epoch import BETWEEN_BATCHES, Epoch, batch_at
+from thresher.loading.epoch import BETWEEN_BATCHES, Epoch, batch_at, do_nothing
 
 
 class IdBatchSampler(Sampler[list[int]]):
@@ -68,6 +68,7 @@ class ArrayBatches:
         self._smaller = smaller
         self._number = 0
         self._finished = False
+        self._finish: Callable[[], object] = do_nothing
         self.rows = rows
         """Number of rows up to here."""
         self.progress = (0, 1)
@@ -83,6 +84,7 @@ class ArrayBatches:
     def epoch(self) -> Epoch:
         """The arrays of the epoch."""
         epoch = self._make()
+        self._finish = epoch.finish
         self._number = batch_at(epoch.ends, self.rows)
         if self.rows:
             self.left = int(epoch.ends[-1]) - self.rows
@@ -91,20 +93,24 @@ class ArrayBatches:
 
     def ids(self) -> Iterator[Tensor]:
         """Yields the ids of each batch that is still to come, when it is asked for; workers ask ahead."""
-        epoch = self.epoch
-        for number in range(self._number, len(epoch)):
-            ids = epoch.batch(number)
+        count = len(self.epoch)
+        for number in range(self._number, count):
+            ids = self.epoch.batch(number)
             # The batch sampler of torch meets the end of the ids as it fills a last batch that is not full.
-            if number + 1 == len(epoch) and len(ids) < self._size:
+            if number + 1 == count and len(ids) < self._size:
                 self.finish()
             yield ids
         self.finish()
+
+    def release(self) -> None:
+        """Frees the arrays, because the epoch is over; a loader may still ask for a batch after the last one."""
+        vars(self).pop("epoch", None)
 
     def finish(self) -> None:
         """Draws, once, what the sampler draws at the end of its ids."""
         if not self._finished:
             self._finished = True
-            self.epoch.finish()
+            self._finish()
 
     def open(self) -> None:
         """Makes the epoch now, because a resumed epoch is made from earlier random states."""

@@ -299,6 +299,13 @@ class SelectedLoader(OfUser):
             "TrainingArguments(data_seed=...)), or resume from a state that was saved between epochs."
         )
 
+    def end_epoch(self) -> None:
+        """Frees the arrays of an epoch that is over, before its refresh."""
+        if isinstance(self.batches, ArrayBatches):
+            self.batches.release()
+        self.batches = None
+        self._checksum = 0
+
     def last_yielded(self, seen: int) -> None:
         """Drops buffered rows after the last batch of an epoch, which had `seen` samples."""
         if isinstance(self.order, StreamOrder):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.plans import EpochPlan
-from thresher.selection import Mask, chunks, ids_of
+from thresher.selection import Mask, chunks
 
 
 def pack(ids: NDArray[np.int64], n: int) -> NDArray[np.uint8]:
@@ -44,7 +44,14 @@ def unpack(bits: NDArray[np.uint8]) -> Tensor:
     Args:
         bits: Bits, lowest id first, uint8.
     """
-    return ids_of(np.unpackbits(bits, bitorder="little").view(np.bool_))
+    ids = np.empty(int(np.bitwise_count(bits).sum(dtype=np.int64)), dtype=np.int64)
+    begin = 0
+    # In parts, because a mask of all samples would take a byte per sample.
+    for part in chunks(len(bits)):
+        found = np.flatnonzero(np.unpackbits(bits[part], bitorder="little"))
+        ids[begin : begin + len(found)] = found + 8 * part.start
+        begin += len(found)
+    return torch.from_numpy(ids)
 
 
 def count(bits: Tensor) -> int:

@@ -27,6 +27,7 @@ from thresher.loading.epoch import (
     Piece,
     choose,
     deal,
+    do_nothing,
     full_batches,
     rows_dealt,
     small_dtype,
@@ -531,7 +532,7 @@ class UserOrder:
 
     def _make(self, plan: PackedPlan, epoch: int, ends: NDArray[np.int64] | None) -> Epoch:
         """Makes the epoch. Every process must call it."""
-        finish: Callable[[], object] = _nothing
+        finish: Callable[[], object] = do_nothing
         if plan.drawn:
             pieces: Iterable[Any] = [plan.ids.numpy()]
             rows = plan.rows
@@ -563,7 +564,7 @@ class UserOrder:
         if type(sampler) in (Shuffle, WeightedSampler):
             # Their order depends on the seed and epoch only, so no process has to compute all ids for a checksum.
             agree(self._world, known)
-            return sampler.order(epoch).piece, sampler.total, _nothing
+            return sampler.order(epoch).piece, sampler.total, do_nothing
         ids, finish = self._all_ids()
         # A sampler may draw from a generator that differs between processes. These would then train on some samples twice and
         # on others never.
@@ -578,7 +579,7 @@ class UserOrder:
         # torch.randperm draws the same permutation for both, and int32 takes half of the memory.
         small = torch.int32 if self.n < 2**31 else torch.int64
         if type(sampler) is SequentialSampler and self.is_known:
-            return np.arange(self.n, dtype=small_dtype(self.n)), _nothing
+            return np.arange(self.n, dtype=small_dtype(self.n)), do_nothing
         if type(sampler) is RandomSampler and self.is_known:
             own = sampler.generator
             # RandomSampler draws the seed of its permutation from the global state, and only when its first id is asked for.
@@ -589,19 +590,15 @@ class UserOrder:
             ids = torch.randperm(self.n, generator=generator, dtype=small).numpy()
             # It draws a second permutation when its ids run out. Without a generator of the user, this has no effect.
             if own is None:
-                return ids, _nothing
+                return ids, do_nothing
             return ids, partial(torch.randperm, self.n, generator=own, dtype=small)
         if type(sampler) is DistributedSampler and self._world.size > 1:
             if not sampler.shuffle:
-                return np.arange(self.n, dtype=small_dtype(self.n)), _nothing
+                return np.arange(self.n, dtype=small_dtype(self.n)), do_nothing
             # The order that DistributedSampler draws, before each rank takes every W-th id of it.
             generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
-            return torch.randperm(self.n, generator=generator, dtype=small).numpy(), _nothing
-        return as_ids(list(self._iterated()), sampler, self.n).numpy(), _nothing
-
-
-def _nothing() -> None:
-    """Draws nothing."""
+            return torch.randperm(self.n, generator=generator, dtype=small).numpy(), do_nothing
+        return as_ids(list(self._iterated()), sampler, self.n).numpy(), do_nothing
 
 
 def known(number: Callable[[], Any]) -> Any:

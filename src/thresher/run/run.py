@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from thresher.attribution.tracked_model import TrackedModel
+from thresher.audit import Audit, audit_counts
 from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
@@ -457,6 +458,21 @@ class Run(Uncopied):
         self._warn_if_open()
         self._parts.accumulator.flush()
         return self._parts.accumulator.trained(in_step=self._parts.config.world.size == 1)
+
+    def audit(self) -> Audit:
+        """Says how often the samples were trained on, for loops that skip batches, break or resume.
+
+        Returns:
+            An audit like that of `thresher.testing.audit`. Without selection, it has a problem if a sample was trained on more or
+            less often than once a complete epoch; with a method, it notes the samples that were never trained on.
+
+        Raises:
+            RuntimeError: This is not process 0.
+        """
+        methods = self._parts.config.methods
+        every = all(isinstance(one, FullData) for one in methods) and self._parts.loader.yields_once
+        complete = [entry for entry in self.history if entry["complete"]]
+        return audit_counts(self.trained.cpu(), len(complete), every=every)
 
     @property
     def cost(self) -> Cost:

@@ -319,6 +319,7 @@ class Timeline:
         parts.config.world.meet(f"The end of epoch {position.epoch}", patient=True)
         self._silence.end(complete=complete)
         plan = self.planner.current
+        parts.loader.end_epoch()
         parts.accumulator.flush()
         if plan is not None and plan.refreshed:
             self._refresh(plan)

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 import thresher
 from thresher_lab.cli._several import check_command
 from thresher_lab.cli.advise import advise
+from thresher_lab.cli.audit import audit
 from thresher_lab.cli.compare import compare
 from thresher_lab.cli.demo import demo
 from thresher_lab.cli.init import init
@@ -64,6 +65,7 @@ for command in (
     report,
     why,
     observe,
+    audit,
     score,
     prune,
     time_to_target,

@@ -21,7 +21,7 @@ from thresher_lab.training.specs import MethodSpec
 
 QUIET = {"demo", "advise", "compare", "observe", "score", "time-to-target", "reproduce", "train"}
 """Commands that train."""
-JSON = {"advise", "compare", "methods", "recipes", "why"}
+JSON = {"advise", "audit", "compare", "methods", "recipes", "why"}
 """Commands that print what no file of theirs has."""
 
 

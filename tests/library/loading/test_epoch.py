@@ -49,7 +49,7 @@ def test_the_end_of_the_ids_is_met_where_torch_meets_it(n, size, drop_last, take
     assert count(batches.ids()) == expected
     batches.finish()
     batches.finish()
-    assert len(ends) == 1
+    assert len(ends) == (taken > 0)
 
 
 def test_a_last_batch_of_too_few_rows_is_left_out():
