@@ -22,7 +22,7 @@ from thresher.samplers.epochs import EpochSampler
 
 IdLists = list[list[int]]
 BeginEpoch = Callable[[Any, int], object]
-"""Function `(loader, epoch)` that a training calls before an epoch, such as one that calls `loader.sampler.set_epoch(epoch)`."""
+"""Function `(loader, epoch)` that a training calls before an epoch, such as to call `set_epoch` of the sampler."""
 
 NAMED = 5
 """Largest number of ids that a line names."""
