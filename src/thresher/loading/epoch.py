@@ -180,8 +180,13 @@ def deal(
 
     def take(ids: IdArray) -> None:
         nonlocal seen, taken
-        turns = np.arange(seen, seen + len(ids)) // batch % size
-        mine = ids[turns == rank][: rows - taken]
+        if batch == 1:
+            # Every W-th row, without a number for each row.
+            mine = ids[(rank - seen) % size :: size]
+        else:
+            turns = np.arange(seen, seen + len(ids)) // batch % size
+            mine = ids[turns == rank]
+        mine = mine[: rows - taken]
         own[taken : taken + len(mine)] = mine
         seen += len(ids)
         taken += len(mine)
