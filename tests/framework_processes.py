@@ -294,16 +294,15 @@ def batch_samplers_with_accelerate(rank: int, folder: str) -> None:
                 continue
             found = count_of_ranks(i for batch in accelerator.prepare(loader) for i in batch["x"])
             assert_as_in_one_process(found, make, even=even)
-            if name != "Stratified":  # a run stratifies its own batches instead
-                with pytest.raises(
-                    ValueError, match="a batch_sampler, [GB].*: leaving out samples would break"
-                ):
-                    thresher.attach(
-                        thresher.FullData(),
-                        loader=accelerator.prepare(loader),
-                        criterion=None,
-                        epochs=1,
-                    )
+            again = DataLoader(NUMBERS, batch_sampler=make(num_replicas=1, rank=0))
+            settings = {"loader": accelerator.prepare(again), "criterion": None, "epochs": 1}
+            if split or not even:
+                with pytest.raises(ValueError, match="split_batches=False|even_batches=True"):
+                    thresher.attach(thresher.FullData(), **settings)
+            else:
+                run = thresher.attach(thresher.FullData(), **settings)
+                found = count_of_ranks(i for batch in run.loader for i in batch["x"])
+                assert_as_in_one_process(found, make, even=True)
             with pytest.raises(RuntimeError, match="a part of a part"):
                 list(accelerator.prepare(DataLoader(NUMBERS, batch_sampler=make())))
             other = accelerator.prepare(

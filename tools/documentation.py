@@ -40,6 +40,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "report.md",
         "recipes.md",
         "observe.md",
+        "audit.md",
         "rl.md",
         "scale.md",
         "contributing.md",

@@ -400,6 +400,10 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             )
         if not composes(batches):
             _check_dealt_order(sampler, size)
+        elif getattr(batches, "split_batches", False):
+            raise ValueError(
+                f"`loader` was prepared with split_batches=True, which cuts the batches of {name}. Use split_batches=False."
+            )
     else:
         # Exactly these classes: a subclass may divide its samples in another way.
         if type(sampler) is not DistributedSampler and type(sampler) is not Shuffle:
