@@ -26,7 +26,7 @@ class Paper:
 
     Args:
         name: Name of the paper.
-        stand_ins: What is trained in place of its models, in one line.
+        stand_ins: Trainings in place of those of its models, in one line.
         artefacts: Its tables and figures.
     """
 
