@@ -315,6 +315,18 @@ def test_a_prepared_loader_says_how_many_processes_share_a_step():
     assert max(ratios) < 1.2 and sorted(row for one in batches for row in one) == [*range(800)]
 
 
+class Halves(Grouped):
+    """Yields other batches than those that its base composes."""
+
+    def __iter__(self):
+        return iter([half for one in super().__iter__() for half in (one[:8], one[8:]) if half])
+
+
+def test_a_subclass_with_batches_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="a batch_sampler, Halves: leaving out samples would"):
+        train(Halves(LENGTHS, 16), thresher.FullData())
+
+
 def test_a_composer_needs_a_function():
     with pytest.raises(NotImplementedError):
         BatchComposer(0, 1, 0, False).compose(np.arange(3), 0)

@@ -182,7 +182,10 @@ def inner_batches(batches: Any) -> Any:
 
 def composes(batches: Any) -> bool:
     """Whether a batch sampler composes the batches of any samples, as `thresher.samplers.BatchComposer` describes it."""
-    return callable(getattr(inner_batches(batches), "compose", None))
+    kinds = type(inner_batches(batches)).__mro__
+    made_by = next((place for place, kind in enumerate(kinds) if "compose" in vars(kind)), None)
+    # A subclass with an iteration of its own yields other batches than those that it inherits.
+    return made_by is not None and not any("__iter__" in vars(kind) for kind in kinds[:made_by])
 
 
 def inner_sampler(batches: Any) -> Any:
