@@ -25,6 +25,7 @@ from thresher.samplers import (
     StratifiedBatchSampler,
     clusters_of,
 )
+from thresher.score_table import Scores
 
 N = 120
 GENERATOR = np.random.default_rng(0)
@@ -313,6 +314,14 @@ def test_a_prepared_loader_says_how_many_processes_share_a_step():
         for i, mean in zip(range(0, 80, 4), means, strict=True)
     ]
     assert max(ratios) < 1.2 and sorted(row for one in batches for row in one) == [*range(800)]
+
+
+def test_pruning_leaves_out_steps():
+    """As with a shuffled loader: smaller batches have the steps of the samples that pruning keeps."""
+    scores = Scores(torch.arange(N), torch.rand(N))
+    pruned = [thresher.Prune(scores, keep=0.5), thresher.Winnow(0.5)]
+    seen, _, _ = train(Grouped(LENGTHS, 10), pruned, epochs=2)
+    assert len(seen) == 12 and sum(map(len, seen)) == 60
 
 
 class Halves(Grouped):

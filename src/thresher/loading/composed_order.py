@@ -121,6 +121,9 @@ class ComposedOrder(UserOrder):
         ids = plan.unpacked().ids.numpy()
         if plan.smaller:
             batches = len(self._full) - 1
+            # As without a composer: pruning shortens the epochs that smaller batches are compared with.
+            if self._samples is not None:
+                batches = -(-batches * self._samples // self.n)
             if len(ids) < self._least * batches:
                 raise SmallerBatchesError(
                     f"An epoch has {batches} batches, and {len(ids)} samples are chosen, {too_few(self._least)}. Give the "
