@@ -123,8 +123,35 @@ LEAST_VISITS = 3
 LEAST_AGREEMENT = 0.5
 """Below these, `DataMap.caution` warns: the median number of visits, and the share of last predictions that are right."""
 
+MOST_PRINTED = 20
+"""Largest number of groups that a printed `GroupTable` shows."""
+
 OF_ANY_LOSS = ("loss_sum", "loss_squares")
 """Columns that are only needed if the criterion may be something other than a classification loss."""
+
+
+class GroupTable(dict[str, NDArray[Any]]):
+    """Columns by name, each of shape (G,), that print as a table. See `DataMap.by`.
+
+    Example:
+        >>> GroupTable(group=np.array(["Al", "Bo"]), loss=np.array([0.5, 0.1234]))
+        group   loss
+        Al       0.5
+        Bo     0.123
+    """
+
+    def __repr__(self) -> str:
+        columns = []
+        for name, column in self.items():
+            whole = name == "group" or column.dtype.kind in "iu"
+            cells = [str(value) if whole else f"{value:.3g}" for value in column[:MOST_PRINTED]]
+            width = max(map(len, [name, *cells]))
+            align = str.ljust if name == "group" else str.rjust
+            columns.append([align(cell, width) for cell in [name, *cells]])
+        lines = ["  ".join(cells) for cells in zip(*columns, strict=True)]
+        if (more := len(self["group"]) - MOST_PRINTED) > 0:
+            lines.append(f"({more:,} more)")
+        return "\n".join(lines)
 
 
 class DataMap(Mapping[str, NDArray[Any]]):
@@ -234,6 +261,74 @@ class DataMap(Mapping[str, NDArray[Any]]):
                 place[rows] = np.arange(len(rows)) / len(rows)
             order = order[np.argsort(place, kind="stable")]
         return self["id"][seen[order[:count]]]
+
+    def by(self, source: Any, count: int | None = None) -> "GroupTable":
+        """Compares groups of samples, such as the annotators, the series of windows, or the customers of rows.
+
+        Samples that were never seen are left out.
+
+        Args:
+            source: Name of a column of the table; or the group of each sample, shape (N,), numbers or strings. Other objects
+                are grouped by their text, such as "None".
+            count: Number of first suspects whose share in each group is computed, 1 or more. Default: a tenth of the samples
+                that were seen, at least 1.
+
+        Returns:
+            A dictionary of arrays of shape (G,), sorted by `suspicion`, the largest first:
+
+            - `group`: value of `source`.
+            - `samples`: number of samples of the group, int64.
+            - `loss_mean`: mean of the column `loss_mean`; `loss`, the mean of the last losses, if there is no such column.
+            - `suspicion`: mean suspicion, [0, 1].
+            - `suspects`: share of the group's samples that are among the first `count` of `suspects`, [0, 1].
+
+            A group without a sample that was seen comes last, with NaN. A group with a loss of NaN comes first.
+
+        Raises:
+            KeyError: The table has no such column.
+            ValueError: `source` does not have one value per sample, or `count` is below 1.
+
+        Example:
+            >>> columns = {"id": np.arange(4), "loss": np.ones(4), "suspicion": np.array([0.9, 0.1, 0.7, 0.3])}
+            >>> DataMap(columns | {"times_seen": np.full(4, 5)}).by(["Bo", "Al", "Bo", "Al"], 1)
+            group  samples  loss  suspicion  suspects
+            Bo           2     1        0.8       0.5
+            Al           2     1        0.2         0
+        """
+        values = self[source] if isinstance(source, str) else np.asarray(source)
+        rows = len(self["id"])
+        if values.shape != (rows,):
+            raise ValueError(
+                f"by: `source` must have one value for each of the {rows} samples of the loader's dataset, in its order, got "
+                f"shape {values.shape}; for a Subset, pass the values at its indices"
+            )
+        if values.dtype.kind == "O":
+            # Objects of several types, such as strings and NaN, have no order.
+            values = values.astype(str)
+        groups, codes = np.unique(values, return_inverse=True)
+        seen = self["times_seen"] > 0
+        if count is None:
+            count = max(1, int(seen.sum()) // 10)
+        if count < 1:
+            raise ValueError(f"by: `count` must be 1 or more, got {count}")
+        codes = codes[seen]
+        samples = np.bincount(codes, minlength=len(groups))
+
+        def mean(column: NDArray[Any]) -> NDArray[np.float64]:
+            sums = np.bincount(codes, weights=column[seen], minlength=len(groups))
+            return sums / np.where(samples > 0, samples, np.nan)
+
+        loss = "loss_mean" if "loss_mean" in self else "loss"
+        table = {
+            "group": groups,
+            "samples": samples,
+            loss: mean(self[loss]),
+            "suspicion": mean(self["suspicion"]),
+            "suspects": mean(np.isin(self["id"], self.suspects(count))),
+        }
+        place = np.where(samples > 0, np.nan_to_num(table["suspicion"], nan=np.inf), -np.inf)
+        order = np.argsort(-place, kind="stable")
+        return GroupTable({name: column[order] for name, column in table.items()})
 
     def scores(self, name: str = "suspicion") -> Scores:
         """Returns a column as `Scores` (larger is harder) for `thresher.Prune` and `thresher prune`, with a cost of 0.

@@ -412,6 +412,81 @@ def test_it_says_when_not_to_rely_on_it():
     assert few in repr(run.data_map())
 
 
+def of_sources(**changed):
+    columns = {
+        "id": np.arange(5) + 10,
+        "times_seen": np.array([3, 3, 3, 3, 0]),
+        "loss": np.array([4.0, 1.0, 2.0, 3.0, np.nan]),
+        "suspicion": np.array([0.9, 0.1, 0.5, 0.7, np.nan]),
+    }
+    return DataMap(columns | changed)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
+def test_sources_are_compared_over_the_samples_that_were_seen(kind):
+    table = of_sources().by(kind([7, 8, 8, 7, 9]), 1)
+    assert table["group"].tolist() == [7, 8, 9] and table["samples"].tolist() == [2, 2, 0]
+    np.testing.assert_allclose(table["loss"], [3.5, 1.5, np.nan])
+    np.testing.assert_allclose(table["suspicion"], [0.8, 0.3, np.nan])
+    np.testing.assert_allclose(table["suspects"], [0.5, 0, np.nan])
+    np.testing.assert_allclose(of_sources().by([7, 8, 8, 7, 9], 2)["suspects"], [1, 0, np.nan])
+
+
+def test_a_source_is_a_column_or_has_objects_of_several_types():
+    found = of_sources(label=np.array(["b", "a", "a", "b", "b"]))
+    assert found.by("label")["group"].tolist() == ["b", "a"]
+    table = found.by(np.array(["x", np.nan, None, "x", "x"], dtype=object))
+    assert dict(zip(table["group"], table["samples"], strict=True)) == {"x": 2, "nan": 1, "None": 1}
+
+
+def test_the_mean_loss_of_training_goes_before_the_last_loss():
+    found = of_sources(loss_mean=np.array([1.0, 2.0, 3.0, 4.0, np.nan]))
+    table = found.by(["a", "b", "b", "a", "a"])
+    assert table["loss_mean"].tolist() == [2.5, 2.5] and "loss" not in table
+
+
+def test_a_source_with_a_loss_of_nan_comes_first():
+    found = of_sources(suspicion=np.array([0.9, np.nan, 0.5, 0.7, np.nan]))
+    table = found.by(["a", "b", "b", "a", "c"])
+    assert table["group"].tolist() == ["b", "a", "c"]
+    assert np.isnan(table["suspicion"]).tolist() == [True, False, True]
+
+
+def test_a_tenth_of_the_samples_are_the_first_suspects():
+    columns = {"id": np.arange(40), "loss": np.ones(40), "times_seen": np.ones(40)}
+    found = DataMap({**columns, "suspicion": np.linspace(0, 1, 40)})
+    np.testing.assert_allclose(found.by(np.arange(40) >= 30)["suspects"], [0.4, 0])
+    assert np.isnan(of_sources(times_seen=np.zeros(5)).by(["a"] * 5)["suspects"]).all()
+
+
+def test_a_long_table_of_sources_is_cut_and_counts_stay_whole():
+    n = 12_345
+    columns = {"id": np.arange(n), "loss": np.full(n, 12.345), "times_seen": np.ones(n)}
+    found = DataMap({**columns, "suspicion": np.full(n, 0.5)})
+    assert repr(found.by(["b"] * n)) == (
+        "group  samples  loss  suspicion  suspects\nb        12345  12.3        0.5       0.1"
+    )
+    lines = repr(found.by(np.arange(n))).splitlines()
+    assert len(lines) == 22 and lines[-1] == "(12,325 more)"
+    assert len(repr(found.by(np.arange(n) % 20)).splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    "source", [["a", "b"], np.zeros((5, 2)), 3], ids=["short", "wide", "scalar"]
+)
+def test_sources_without_a_value_per_sample_are_refused(source):
+    message = "one value for each of the 5 samples of the loader's dataset, .* for a Subset, pass"
+    with pytest.raises(ValueError, match=message):
+        of_sources().by(source)
+
+
+def test_unknown_columns_and_counts_are_refused_for_sources():
+    with pytest.raises(KeyError, match="no column 'annotator'; use one of id, times_seen"):
+        of_sources().by("annotator")
+    with pytest.raises(ValueError, match="by: `count` must be 1 or more, got 0"):
+        of_sources().by(["a"] * 5, 0)
+
+
 def test_by_class_no_class_fills_the_list():
     columns = {
         "id": np.arange(6) + 10,
