@@ -20,7 +20,7 @@ from thresher.losses.adapters import adapt
 from thresher.methods.big_loss import BigLoss
 from thresher.plans import BatchPlan
 from thresher.run.attach import build_run
-from thresher.run.parts import RunConfig, SelectionMode
+from thresher.run.parts import Arguments, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.trained_model import TrainedModel
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
@@ -187,7 +187,7 @@ def attached(
         "samples": len(data),
         "mode": SelectionMode.IN_FORWARD,
     }
-    return build_run(RunConfig(**given, **made, forward_passes="once"))
+    return build_run(RunConfig(given=Arguments(**given, forward_passes="once"), **made))
 
 
 def flops_of_all_rows() -> int:

@@ -46,7 +46,7 @@ from thresher.run.batch_stage import BatchStage
 from thresher.run.before_forward import BeforeForward
 from thresher.run.checks import check, least_rows, optimizers_of, undefined_signals
 from thresher.run.ownership import claim
-from thresher.run.parts import Options, Parts, RunConfig, SelectionMode
+from thresher.run.parts import Arguments, Options, Parts, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.run.timeline import Timeline
@@ -137,7 +137,7 @@ def build_run(config: RunConfig) -> Run:
             of an epoch would have too few rows.
     """
     device = _device(config)
-    trained = TrainedModel(config.model, subset=config.mode.is_in_forward)
+    trained = TrainedModel(config.given.model, subset=config.mode.is_in_forward)
     timing = Timing()
     loader, method = _data(config, device=device, timing=timing)
     # Without a device, a model and an optimizer, batches stay where they are, and the records are on the CPU.
@@ -149,9 +149,9 @@ def build_run(config: RunConfig) -> Run:
     timeline = _timeline(parts, method=method, selection=selection)
     _check_batches(parts, timeline)
     # Nothing of the user's was changed before this line; nothing is refused after it.
-    if config.optimizer is not None:
-        timeline.follow(config.optimizer, config.model)
-    claim(timeline, [config.loader, *optimizers_of(config)])
+    if config.given.optimizer is not None:
+        timeline.follow(config.given.optimizer, config.given.model)
+    claim(timeline, [config.given.loader, *optimizers_of(config.given)])
     return Run(parts, timeline)
 
 
@@ -162,12 +162,12 @@ def _data(
     settings: dict[str, Any] = {
         "kept": config.kept,
         "world": config.world,
-        "collate_keeps_rows": config.collate_keeps_rows,
+        "collate_keeps_rows": config.given.collate_keeps_rows,
         "composes": config.composes,
     }
     # A batch method may fill batches up with rows of the next ones, so the sizes of its batches are left as they are.
-    settings["least"] = least_rows(config.model) if config.batch_method is None else 1
-    loader = SelectedLoader(config.loader, device=device, timing=timing, **settings)
+    settings["least"] = least_rows(config.given.model) if config.batch_method is None else 1
+    loader = SelectedLoader(config.given.loader, device=device, timing=timing, **settings)
     method = config.epoch_method
     # The planner refuses such a plan, too, but in one process only when the first epoch is planned.
     if requirements_of(method).order == "plan" and not config.free:
@@ -197,9 +197,14 @@ def _attribution(
     stopwatch = Stopwatch(device)
     trained.report_to(meter)
     # If a function of the user's makes the batches, the samples may be along another dimension than the first.
-    own_collate = config.loader.collate_fn is not default_collate and not config.collate_keeps_rows
+    own_collate = (
+        config.given.loader.collate_fn is not default_collate
+        and not config.given.collate_keeps_rows
+    )
     tracker = RowTracker(SampleDimension() if own_collate else None)
-    accumulator = StepAccumulator(records, meter, counts, count_steps=config.optimizer is None)
+    accumulator = StepAccumulator(
+        records, meter, counts, count_steps=config.given.optimizer is None
+    )
     unknown = loader.unknown_rows
     attributor = Attributor(
         tracker, accumulator, samples=loader.n, device=device, unknown_rows=unknown, timing=timing
@@ -211,6 +216,7 @@ def _attribution(
     )
     reader = _reader(config, records)
     return Parts(
+        given=config.given,
         config=config,
         device=device,
         loader=loader,
@@ -224,7 +230,7 @@ def _attribution(
             reader,
             records,
             cost,
-            config.forward,
+            config.given.forward,
             device,
             unknown,
             _who_passes(config),
@@ -246,8 +252,8 @@ def _selection(
     method = config.batch_method
     if method is None:
         return BatchSelection(parts)
-    stage = BatchStage(method, seed=config.seed, rank=config.world.rank, progress=progress)
-    scoring = config.scoring or Scoring()
+    stage = BatchStage(method, seed=config.given.seed, rank=config.world.rank, progress=progress)
+    scoring = config.given.scoring or Scoring()
     fills = config.spend != "batches"
     if not mode.is_in_forward:
         return BeforeForward(parts, stage, scoring, fills=mode.fills and fills)
@@ -323,14 +329,14 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
 
 def _device(config: RunConfig) -> torch.device | None:
     """Returns the device for batches: `device`, else that of the model or optimizer; None leaves batches where they are."""
-    if config.device is not None:
-        return torch.device(config.device)
-    if config.model is not None:
-        return device_of_model(config.model)
+    if config.given.device is not None:
+        return torch.device(config.given.device)
+    if config.given.model is not None:
+        return device_of_model(config.given.model)
     return next(
         (
             one.device
-            for part in optimizers_of(config)
+            for part in optimizers_of(config.given)
             for group in part.param_groups
             for one in group["params"]
         ),
@@ -349,15 +355,15 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     # compare their codes with these classes.
     shows_classes = adapter is not None and adapter.kind != "values"
     if shows_classes and (
-        config.observe or ((own := config.strata) and (own.codes is None or own.on_mismatch))
+        config.given.observe or ((own := config.strata) and (own.codes is None or own.on_mismatch))
     ):
         columns.setdefault(STRATUM, STRATUM_COLUMN)
-    if config.observe:
+    if config.given.observe:
         # A column of the method replaces an observed one of the same name.
         columns = {**OBSERVED, **columns}
         if adapter is not None and adapter.kind in ("classes", "labels"):
             columns = {name: column for name, column in columns.items() if name not in OF_ANY_LOSS}
-    undefined = {*undefined_signals(config.optional, adapter, config.signals)}
+    undefined = {*undefined_signals(config.optional, adapter, config.given.signals)}
     # Signals of the user's are for the method, not for what is observed.
     if adapter is not None and adapter.kind == "values":
         undefined |= {name for name, instead in config.optional.items() if not instead}
@@ -368,7 +374,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
         }
     if batch is not None:
         # With `every_epochs`, the method chooses by losses and signals of an earlier epoch, which the records must have.
-        stale = config.scoring is not None and config.scoring.every_epochs > 1
+        stale = config.given.scoring is not None and config.given.scoring.every_epochs > 1
         for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
             columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
     return columns
@@ -393,10 +399,10 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
     plan = timeline.plan
     if plan.smaller:
         loader.ends(plan)
-    for signal in undefined_signals(config.optional, config.adapter, config.signals):
+    for signal in undefined_signals(config.optional, config.adapter, config.given.signals):
         if message := _without(config)[signal]:
             warn(message)
-    if config.epochs == 1 and requires.smaller_batches and plan.smaller:
+    if config.given.epochs == 1 and requires.smaller_batches and plan.smaller:
         warn(
             f"{name} draws uniformly in the first epoch, and this run has only one. Train for two or more epochs."
         )
@@ -405,7 +411,7 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
 def _without(config: RunConfig) -> dict[str, str]:
     """Returns, by name of each optional signal of the epoch method, the warning if the criterion does not define it."""
     method = config.epoch_method
-    criterion = config.criterion
+    criterion = config.given.criterion
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
     where = "if the loop computes its losses" if criterion is None else f"of the outputs of {of}"
     return {
@@ -426,7 +432,7 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
     )
     return SignalReader(
         config.adapter,
-        config.signals,
+        config.given.signals,
         recorded=recorded,
         chosen_by=chosen_by,
         without=_without(config),
@@ -436,7 +442,7 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
 
 def _who_passes(config: RunConfig) -> str | None:
     """Returns the name of the method for which the run makes extra forward passes; None if it makes none."""
-    known = config.scoring is not None and config.scoring.losses is not None
+    known = config.given.scoring is not None and config.given.scoring.losses is not None
     makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(
         config.epoch_method
     )
@@ -508,30 +514,29 @@ def attach(
         RuntimeError: `forward_passes` needs torch 2.11; nothing was changed.
     """
     loader = without_wrapper(loader)
+    streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
     # A Scoring describes the pass before that of the loop, so it stands for "twice". Labels of the samples stand for "class".
-    config = RunConfig(
-        method=method_of(
-            method, streams=isinstance(getattr(loader, "dataset", None), IterableDataset)
-        ),
+    scores = not isinstance(forward_passes, str | None)
+    labeled = not isinstance(stratify, str | None)
+    given = Arguments(
+        method=method_of(method, streams=streams),
         loader=loader,
         criterion=criterion,
         model=model,
         optimizer=optimizer,
         epochs=epochs,
         forward=forward,
-        forward_passes="twice"
-        if (scores := not isinstance(forward_passes, str | None))
-        else forward_passes,
+        forward_passes="twice" if scores else forward_passes,
         scoring=forward_passes if scores else None,
         signals=signals,
         seed=seed,
         device=device,
         spend=spend,
-        stratify=stratify if (named := stratify is None or isinstance(stratify, str)) else "class",
-        labels=None if named else stratify,
+        stratify="class" if labeled else stratify,
+        labels=stratify if labeled else None,
         **check_options(options),
     )
-    return build_run(check(config, process_group))
+    return build_run(check(given, process_group))
 
 
 def check_options(options: Mapping[str, Any]) -> Options:

@@ -542,7 +542,7 @@ class SavedState:
         check_generators(state, self.parts.loader, self.parts.device, restored=restore_rng)
         for what, saved, own in (
             ("", state["settings"], self._options),
-            ("epochs=", state["epochs"], self.parts.config.epochs),
+            ("epochs=", state["epochs"], self.parts.given.epochs),
         ):
             if saved != own:
                 warn(

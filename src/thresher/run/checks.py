@@ -1,6 +1,6 @@
 """Checks of the arguments of `attach`, before anything is changed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -35,7 +35,7 @@ from thresher.plans import EpochPlan
 from thresher.run.divisor import check_divisor, divides_by_batch, warn_of_sum
 from thresher.run.optimizer_steps import parts_of
 from thresher.run.ownership import check_free
-from thresher.run.parts import RunConfig, SelectionMode
+from thresher.run.parts import Arguments, RunConfig, SelectionMode
 from thresher.run.selection_mode import check_counted_once, selection_mode
 from thresher.run.several_processes import check_alike, check_several, world_of
 from thresher.run.strata import OTHER_LABELS, Strata, given_codes, why_not_stratified
@@ -43,81 +43,89 @@ from thresher.samplers.stratified import StratifiedBatchSampler
 from thresher.warning import warn
 
 
-def check(config: RunConfig, process_group: Any) -> RunConfig:
-    """Checks the arguments of `attach` before anything is changed, and returns them with values derived from them.
+def check(given: Arguments, process_group: Any) -> RunConfig:
+    """Checks the arguments of `attach` before anything is changed, and returns what it found out.
 
     Args:
-        config: The arguments.
+        given: The arguments.
         process_group: Process group of the processes that train together; None for the default one.
 
     Raises:
         TypeError: An argument has the wrong type, or the method needs indices of samples and the dataset has none.
         ValueError: An argument is out of range, or something that the method needs is missing.
     """
-    before, epoch_method, batch_method = split_by_stage(config.method)
-    several = isinstance(config.method, list | tuple) and len(config.method) > 1
+    before, epoch_method, batch_method = split_by_stage(given.method)
+    several = isinstance(given.method, list | tuple) and len(given.method) > 1
+    loader = given.loader
     world = world_of(process_group)
     # A batch method alone needs no ids, so that it may train on a stream.
-    check_loader(
-        config.loader, plans_epochs=batch_method is None or several, several=world.size > 1
-    )
-    streams = isinstance(config.loader.dataset, IterableDataset)
-    check_spend(config.spend, streams=streams)
-    if config.observe and streams:
+    check_loader(loader, plans_epochs=batch_method is None or several, several=world.size > 1)
+    streams = isinstance(loader.dataset, IterableDataset)
+    check_spend(given.spend, streams=streams)
+    if given.observe and streams:
         raise ValueError(
             "`observe`: `loader` iterates over an IterableDataset; use a map-style dataset"
         )
     check_settings(
-        config.epochs, config.forward_passes, config.scoring, config.on_nonfinite, config.seed
+        given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, given.seed
     )
-    _check_types(config)
+    _check_types(given)
     # From here on a process may fail by itself, and the others would wait for it: first all of them compare what they have.
     world.meet("thresher.attach", patient=True)
-    check_alike(world, _settings_of(config), config.loader)
+    check_alike(world, _settings_of(given), loader)
     check_free(
         "optimizer",
-        "" if config.optimizer is None else type(config.optimizer).__name__,
-        optimizers_of(config),
+        "" if given.optimizer is None else type(given.optimizer).__name__,
+        optimizers_of(given),
     )
-    check_free("loader", type(config.loader).__name__, [config.loader])
-    adapter = None if config.criterion is None else adapt(config.criterion)
+    check_free("loader", type(loader).__name__, [loader])
+    adapter = None if given.criterion is None else adapt(given.criterion)
+    free = not streams and is_free(loader)
     # `cache` makes of it a function that warns once, although strata and the data map both call it.
-    config = replace(
-        config,
-        free=not streams and is_free(config.loader),
-        on_mismatch=cache(partial(warn, OTHER_LABELS.format(type(config.loader.dataset).__name__))),
-    )
-    strata = _strata(config, epoch_method, adapter)
-    config = replace(config, **_of_composed(config, epoch_method, batch_method, strata))
-    check_needs(config, epoch_method, batch_method, adapter)
-    samples = None if streams else len(config.loader.dataset)  # pyright: ignore[reportArgumentType]
-    config = replace(
-        config,
+    on_mismatch = cache(partial(warn, OTHER_LABELS.format(type(loader.dataset).__name__)))
+    strata = _strata(given, epoch_method, adapter, free=free, on_mismatch=on_mismatch)
+    composed = _is_composed(given, epoch_method, strata)
+    if composed and batch_method is not None:
+        _check_composed(given)
+    check_needs(given, epoch_method, batch_method, adapter)
+    samples = None if streams else len(loader.dataset)  # pyright: ignore[reportArgumentType]
+    config = RunConfig(
+        given=given,
         world=world,
         before=before,
         epoch_method=epoch_method,
-        batch_method=_with_least_rows(batch_method, config),
+        batch_method=_with_least_rows(batch_method, given),
         adapter=adapter,
         samples=samples,
+        by_batch=divides_by_batch(batch_method),
+        spend="batches" if composed and batch_method is not None else given.spend,
+        free=free and not composed,
+        composes=composed,
         strata=strata,
+        on_mismatch=on_mismatch,
     )
-    config = replace(config, mode=selection_mode(config), by_batch=divides_by_batch(batch_method))
+    config = replace(config, mode=selection_mode(config))
     check_counted_once(config)
     check_divisor(config)
     warn_of_sum(config)
-    if config.model is not None:
-        check_wrappers(config.model, config.mode, _who_calls_it(config))
+    if given.model is not None:
+        check_wrappers(given.model, config.mode, _who_calls_it(config))
     check_several(config)
-    config = replace(
-        config, kept=None if before is None or samples is None else kept_of(before, samples)
-    )
+    kept = None if before is None or samples is None else kept_of(before, samples)
     # After pruning, because a method that looks samples up by their ids must know the ids that are left.
     for method in (epoch_method, batch_method):
-        _check_ids(method, config.samples, config.kept)
-    return config
+        _check_ids(method, samples, kept)
+    return replace(config, kept=kept)
 
 
-def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None) -> Strata | None:
+def _strata(
+    given: Arguments,
+    method: EpochMethod,
+    adapter: Criterion | None,
+    *,
+    free: bool,
+    on_mismatch: Callable[[], None],
+) -> Strata | None:
     """Returns what batches are stratified by; None if they are not."""
     batches = given.loader.batch_sampler
     requires = requirements_of(method)
@@ -129,7 +137,7 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None) ->
     if wanted is None:
         return None
     streams = isinstance(given.loader.dataset, IterableDataset)
-    if why := why_not_stratified(method, streams=streams, free=given.free):
+    if why := why_not_stratified(method, streams=streams, free=free):
         if given.stratify == "auto":
             raise ValueError(
                 f"`method`: {type(method).__name__} trains in stratified batches, but {why}. stratify=None leaves the rows in "
@@ -138,35 +146,29 @@ def _strata(given: RunConfig, method: EpochMethod, adapter: Criterion | None) ->
         raise ValueError(f"`stratify`: batches cannot be stratified, because {why}")
     of_values = adapter is not None and adapter.kind == "values" and given.labels is None
     of_user = given.labels is not None or isinstance(batches, StratifiedBatchSampler)
-    on_mismatch = None if of_user else given.on_mismatch
-    return Strata(None if of_values else given_codes(given.labels, given.loader), on_mismatch)
+    codes = None if of_values else given_codes(given.labels, given.loader)
+    return Strata(codes, None if of_user else on_mismatch)
 
 
-def _of_composed(
-    given: RunConfig,
-    method: EpochMethod,
-    batch_method: BatchMethod | None,
-    strata: Strata | None,
-) -> dict[str, Any]:
-    """Returns the options that follow if the loader's batch sampler composes the batches."""
+def _is_composed(given: Arguments, method: EpochMethod, strata: Strata | None) -> bool:
+    """Returns whether the loader's batch sampler composes the batches of each epoch."""
     batches = given.loader.batch_sampler
-    drawn = requirements_of(method).order == "plan"
-    if not composes(batches) or (
-        isinstance(batches, StratifiedBatchSampler) and (strata is not None or drawn)
-    ):
-        return {}
-    if batch_method is None:
-        return {"composes": True, "free": False}
+    # Strata, or a method that draws the order, take the place of stratified batches.
+    replaced = strata is not None or requirements_of(method).order == "plan"
+    return composes(batches) and not (replaced and isinstance(batches, StratifiedBatchSampler))
+
+
+def _check_composed(given: Arguments) -> None:
+    """Checks that the chosen rows of a composed batch stay a batch of their own."""
     # Rows of several batches, gathered into full ones, would not be batches of this sampler.
     if given.spend == "steps":
         raise ValueError(
-            f"`spend='steps'` gathers rows of several batches, which are no batches of {type(batches).__name__}. Use "
-            "spend='batches'."
+            "`spend='steps'` gathers rows of several batches, which are no batches of "
+            f"{type(given.loader.batch_sampler).__name__}. Use spend='batches'."
         )
-    return {"composes": True, "free": False, "spend": "batches"}
 
 
-def _settings_of(given: RunConfig) -> dict[str, Any]:
+def _settings_of(given: Arguments) -> dict[str, Any]:
     """Returns the arguments of `attach` that must be the same in all processes."""
     # Plain settings, and those that compare by value: models and functions are other objects in each process.
     names = (
@@ -182,7 +184,7 @@ def _settings_of(given: RunConfig) -> dict[str, Any]:
     return {name: getattr(given, name) for name in names}
 
 
-def _check_types(given: RunConfig) -> None:
+def _check_types(given: Arguments) -> None:
     if given.model is not None and not isinstance(given.model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(given.model).__name__}")
     if isinstance(given.model, torch.jit.ScriptModule):
@@ -211,7 +213,7 @@ def _who_calls_it(config: RunConfig) -> str:
     """Returns the name of a method for which the run makes extra passes of the model; "" if there is none."""
     if calls_model(config.epoch_method):
         return type(config.epoch_method).__name__
-    scoring = config.scoring
+    scoring = config.given.scoring
     others = scoring is not None and (scoring.losses is not None or scoring.model is not None)
     return (
         type(config.batch_method).__name__
@@ -242,7 +244,7 @@ def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
         )
 
 
-def optimizers_of(given: RunConfig) -> list[Optimizer]:
+def optimizers_of(given: Arguments) -> list[Optimizer]:
     """Returns the optimizer of `attach` and the optimizers inside it; an empty list if none was given."""
     return [] if given.optimizer is None else parts_of(given.optimizer)
 
@@ -254,7 +256,7 @@ def least_rows(model: nn.Module | None) -> int:
     return 2 if any(isinstance(part, _BatchNorm) for part in parts) else 1
 
 
-def _with_least_rows(method: BatchMethod | None, given: RunConfig) -> BatchMethod | None:
+def _with_least_rows(method: BatchMethod | None, given: Arguments) -> BatchMethod | None:
     """Returns a batch method whose batches have enough rows for the model."""
     if not isinstance(method, UniformRows):
         return method
@@ -345,7 +347,7 @@ def undefined_signals(
 
 
 def check_needs(
-    given: RunConfig, method: Any, batch: BatchMethod | None, adapter: Criterion | None
+    given: Arguments, method: Any, batch: BatchMethod | None, adapter: Criterion | None
 ) -> None:
     """Checks that `attach` got everything that the methods need."""
     model = given.model

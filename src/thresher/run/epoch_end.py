@@ -195,7 +195,7 @@ class EpochEnd:
         self._cost = parts.cost
         self._close_epoch = close
         self._single_process = single_process
-        self._steps_are_seen = parts.config.optimizer is not None
+        self._steps_are_seen = parts.given.optimizer is not None
         self.state = Pass.NONE
         self._closing = self._ahead = False
         self._at_begin = self._now()

@@ -180,7 +180,7 @@ class History:
         if not count:
             return
         message = f"{count} samples have a loss that is not finite (ids {some.tolist()}{' ...' if count > 5 else ''})"
-        if self._config.on_nonfinite == "raise":
+        if self._config.given.on_nonfinite == "raise":
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
         if not self._warned:
             self._warned = True

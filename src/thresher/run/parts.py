@@ -56,7 +56,7 @@ class SelectionMode(enum.Enum):
         return self in (SelectionMode.BEFORE_FORWARD, SelectionMode.WITHOUT_LOSSES_FILLED)
 
 
-# `attach` takes these as **options, with their types, and their defaults stand in `RunConfig` alone.
+# `attach` takes these as **options, with their types, and their defaults stand in `Arguments` alone.
 class Options(TypedDict, total=False):
     """Arguments of `attach` that are seldom needed. See `attach` for their meaning."""
 
@@ -65,26 +65,9 @@ class Options(TypedDict, total=False):
     collate_keeps_rows: bool
 
 
-# Frozen: a check returns a changed copy, so that a refused `attach` leaves nothing half done.
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Options of `attach`, which describes them, and values that the checks derive from them.
-
-    Attributes:
-        world: Processes that train together.
-        before: Method that decides before training; None if there is none.
-        epoch_method: Method that decides before each epoch; all data if there is none.
-        batch_method: Method that decides inside each batch; None if there is none.
-        adapter: The user's criterion per sample; None if there is none.
-        samples: Number of samples of the dataset; None for a stream.
-        mode: Where and by what the rows of a batch are chosen.
-        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
-        free: Whether the loader's order is a plain shuffle, which a method may replace by another order.
-        composes: Whether the loader's batch sampler composes the batches of each epoch.
-        kept: Ids that pruning left, shape (K,), int64; None if there was no pruning.
-        strata: Puts plans into stratified order; None if plans have the order of the loader.
-        on_mismatch: Function that warns, once, that the labels of the criterion are not those stored in the dataset.
-    """
+class Arguments:
+    """The arguments of `attach`, which describes them, as the user gave them."""
 
     method: Any
     loader: DataLoader[Any]
@@ -105,7 +88,30 @@ class RunConfig:
     collate_keeps_rows: bool = False
     observe: bool = False
 
-    # What `checks.check` adds. Until then the defaults stand for one process that trains on everything.
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What the checks of `attach` found out, with the arguments. The defaults are one process that trains on everything.
+
+    Attributes:
+        given: The arguments of `attach`.
+        world: Processes that train together.
+        before: Method that decides before training; None if there is none.
+        epoch_method: Method that decides before each epoch; all data if there is none.
+        batch_method: Method that decides inside each batch; None if there is none.
+        adapter: The user's criterion per sample; None if there is none.
+        samples: Number of samples of the dataset; None for a stream.
+        mode: Where and by what the rows of a batch are chosen.
+        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
+        spend: Quantity that shrinks with fewer samples; see `attach`. "batches" if the loader composes its batches.
+        free: Whether the loader's order is a plain shuffle, which a method may replace by another order.
+        composes: Whether the loader's batch sampler composes the batches of each epoch.
+        kept: Ids that pruning left, shape (K,), int64; None if there was no pruning.
+        strata: Puts plans into stratified order; None if plans have the order of the loader.
+        on_mismatch: Function that warns, once, that the labels of the criterion are not those stored in the dataset.
+    """
+
+    given: Arguments
     world: World = ALONE
     before: Any = None
     epoch_method: EpochMethod = field(default_factory=FullData)
@@ -114,6 +120,7 @@ class RunConfig:
     samples: int | None = None
     mode: SelectionMode = SelectionMode.NONE
     by_batch: bool = False
+    spend: Literal["steps", "batches"] | None = None
     free: bool = False
     composes: bool = False
     kept: Tensor | None = None
@@ -128,7 +135,7 @@ class RunConfig:
             for name, column in self.epoch_method.columns().items()
         }
         # A map of a regression has fewer columns, which needs no warning.
-        observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if self.observe else {}
+        observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if self.given.observe else {}
         return observed | {
             signal: instead for signal, instead in needed.items() if instead is not None
         }
@@ -153,7 +160,8 @@ class Parts:
     """The parts that the objects of a run share; each owns one concern.
 
     Args:
-        config: Options of `attach`, and values that the checks derive from them.
+        given: The arguments of `attach`.
+        config: What the checks found out.
         device: Device of the records, where the loop draws random numbers.
         loader: Loader of the run, which yields the chosen samples.
         model: Wrapper of the user's model; None if `attach` got no model.
@@ -168,6 +176,7 @@ class Parts:
         why_plain: Function that returns why the backward pass costs all rows although rows are chosen; "" if it does not.
     """
 
+    given: Arguments
     config: RunConfig
     device: torch.device
     loader: SelectedLoader

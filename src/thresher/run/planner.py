@@ -70,7 +70,7 @@ class Planner:
         generator = rng.seeded(seed, epoch)
         n = self._records.n
         plan = self._method.plan_epoch(
-            known, epoch=epoch, epochs=self._config.epochs, generator=generator
+            known, epoch=epoch, epochs=self._config.given.epochs, generator=generator
         )
         plan = self._check(plan)
         order = self._loader.order
@@ -90,7 +90,7 @@ class Planner:
             )
             if (
                 epoch
-                and self._config.stratify == "class"
+                and self._config.given.stratify == "class"
                 and not self._config.strata.has_classes(self._records)
             ):
                 self._warn(NO_CLASSES)
@@ -107,7 +107,11 @@ class Planner:
         """Returns the data for a plan: the records and, if the method requests one, the results of a full pass."""
         method = self._method
         world = self._config.world
-        names = method.full_pass(epoch, self._config.epochs) if defines(method, "full_pass") else ()  # pyright: ignore
+        names = (
+            method.full_pass(epoch, self._config.given.epochs)
+            if defines(method, "full_pass")
+            else ()
+        )  # pyright: ignore
         if not names:
             return self._records
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
@@ -147,7 +151,7 @@ class Planner:
                 f"{name} draws the order of training, but the loader's sampler sets another order: use shuffle=True"
             )
         # `attach` has checked what the method declares; a plan may still ask for what it did not declare.
-        if plan.lr_scale != 1 and self._config.optimizer is None:
+        if plan.lr_scale != 1 and self._config.given.optimizer is None:
             raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=optimizer)")
         if plan.refresh is not None and not self._passes.possible:
             raise ValueError(

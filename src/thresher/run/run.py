@@ -216,11 +216,11 @@ class Run(Uncopied):
         self._timeline = timeline
         self.method = parts.config.methods[-1]
         self.loader = parts.loader
-        self.epochs = parts.config.epochs
+        self.epochs = parts.given.epochs
         # The loader saves the run, for scripts that save the state of their loader, as they do with a StatefulDataLoader.
         self._credit = parts.attributor.credit
         self.loader.saved = SavedState(parts, timeline)
-        own = parts.config.criterion
+        own = parts.given.criterion
         adapter = parts.config.adapter
         self.criterion = CreditedCriterion(own, adapter, timeline, self._credit, parts.stopwatch)
 
@@ -436,13 +436,13 @@ class Run(Uncopied):
             >>> list(run.data_map())
             ['id', 'times_seen', 'loss', 'loss_mean', 'loss_spread', 'suspicion']
         """
-        if not self._parts.config.observe:
+        if not self._parts.given.observe:
             raise ValueError(
                 "run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)"
             )
         self._check_keeper("run.data_map()")
         return map_of(
-            self.records, self._parts.config.loader.dataset, labels, self._parts.config.on_mismatch
+            self.records, self._parts.given.loader.dataset, labels, self._parts.config.on_mismatch
         )
 
     @property

@@ -14,13 +14,13 @@ from thresher.warning import warn
 def _passes_for_signals(config: RunConfig) -> str:
     """Returns the `forward_passes` that the signals of the batch method need, after checking that they can be computed."""
     method = config.batch_method
-    forward_passes = config.forward_passes
-    scoring = config.scoring
+    forward_passes = config.given.forward_passes
+    scoring = config.given.scoring
     wide = set() if method is None else WIDE_SIGNALS & {*requirements_of(method).signals}
     if not wide:
         return forward_passes
     name = type(method).__name__
-    if lacking := sorted(wide & GIVEN_ONLY if config.signals is None else ()):
+    if lacking := sorted(wide & GIVEN_ONLY if config.given.signals is None else ()):
         raise ValueError(
             f"{name} needs {', '.join(lacking)}, which no criterion gives. Pass attach(signals=function) with "
             f"function(outputs, targets) -> {{'{lacking[0]}': (n, n) tensor}}{way_around(method, *lacking)}."
@@ -45,7 +45,7 @@ def _passes_for_signals(config: RunConfig) -> str:
             f"forward_passes='twice'{way_around(method, 'feature')}"
         )
     # The features are those of the model that makes the pass.
-    scored = config.model if scoring is None or scoring.model is None else scoring.model
+    scored = config.given.model if scoring is None or scoring.model is None else scoring.model
     if isinstance(scored, nn.Module) and not any(
         isinstance(part, nn.Linear) for part in scored.modules()
     ):
@@ -66,7 +66,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         RuntimeError: The backward pass of some rows needs a newer torch.
     """
     method = config.batch_method
-    scoring = config.scoring
+    scoring = config.given.scoring
     n = config.samples
     forward_passes = _passes_for_signals(config)
     if method is None:
@@ -100,7 +100,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         raise ValueError(
             f"`forward_passes`: the `losses` of the Scoring are of {len(scoring.losses)} samples, but the dataset has {n}"
         )
-    for argument, given in (("model", config.model), ("criterion", config.adapter)):
+    for argument, given in (("model", config.given.model), ("criterion", config.adapter)):
         # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
         in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
         if given is None and not in_loop:
@@ -143,7 +143,7 @@ def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
     # by the batch must be a factor that the criterion lets pass.
     by_batch = divides_by_batch(method)
     uneven = by_chance(method) and (config.world.size > 1 or by_batch)
-    split = config.model is not None and is_sharded(config.model)
+    split = config.given.model is not None and is_sharded(config.given.model)
     return not (split or uneven or (by_batch and not divisible_before(config.adapter)))
 
 
@@ -158,7 +158,7 @@ def check_counted_once(config: RunConfig) -> None:
     adds = any(
         column.merge == "sum" or callable(column.merge) for column in method.columns().values()
     )
-    if scores and config.forward_passes != "once" and adds:
+    if scores and config.given.forward_passes != "once" and adds:
         raise ValueError(
             f"{type(method).__name__} adds up the losses of a sample, and a scoring pass would add them twice: pass "
             f"forward_passes='once'{way_around(method, 'sum')}"

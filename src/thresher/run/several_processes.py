@@ -88,8 +88,8 @@ def check_several(config: RunConfig) -> None:
     Raises:
         ValueError: The loader or a method does not work with several processes.
     """
-    loader = config.loader
-    scoring = config.scoring
+    loader = config.given.loader
+    scoring = config.given.scoring
     world = config.world
     batch = config.batch_method
     if world.size == 1:

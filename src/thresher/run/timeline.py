@@ -70,7 +70,7 @@ class Timeline:
         """Scales the learning rate, counts steps and checks them, after `follow`."""
         config = parts.config
         self.progress = Progress(
-            parts.loader, parts.attributor, parts.cost, config.epochs, config.seed
+            parts.loader, parts.attributor, parts.cost, config.given.epochs, config.given.seed
         )
         self._history = History(parts)
         self._had_group = has_group()
@@ -130,9 +130,9 @@ class Timeline:
         self.comparison.begin_epoch(
             _use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up
         )
-        if position.epoch >= parts.config.epochs and torch.is_grad_enabled():
+        if position.epoch >= parts.given.epochs and torch.is_grad_enabled():
             self._warn_once(
-                f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.config.epochs}, on which schedules of "
+                f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.given.epochs}, on which schedules of "
                 "methods are based. Pass the number of all epochs to attach. This warning is given once.",
                 "length",
             )
@@ -263,7 +263,7 @@ class Timeline:
         self.timing.switch(OUTSIDE)
         # After the last epoch no other pass may come that could show that nothing was trained in this one.
         looks = (
-            exhausted and self.progress.epoch >= self._parts.config.epochs and not self.end.trained
+            exhausted and self.progress.epoch >= self._parts.given.epochs and not self.end.trained
         )
         if self.progress.active and (looks or self.end.evaluates):
             self._silence.end(complete=False)
@@ -331,7 +331,7 @@ class Timeline:
         # From here on no read ends this epoch a second time.
         self.end.forget()
         self._history.entries.append(self._entry(plan, complete=complete))
-        if position.epoch + 1 >= parts.config.epochs and (
+        if position.epoch + 1 >= parts.given.epochs and (
             plan is None or (plan.everything and plan.weights is None)
         ):
             self._history.warn_if_nothing_saved()
@@ -397,14 +397,14 @@ class Timeline:
                 "run.plan: not available with an IterableDataset; rows are chosen in every batch"
             )
         if self.planner.current is None and not self._single_process:
-            raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self._parts.config.epochs))
+            raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self._parts.given.epochs))
         plan = self.plan_if_any()
         assert plan is not None
         return plan
 
     def plan_ahead(self) -> None:
         """Makes the plan of the next epoch, if several processes must make it together."""
-        if not self._single_process and self.epoch < self._parts.config.epochs:
+        if not self._single_process and self.epoch < self._parts.given.epochs:
             self.plan_if_any()
 
     def plan_if_any(self) -> PackedPlan | None:
@@ -489,7 +489,7 @@ class Timeline:
         self.close_books()
         return {
             **position.state_dict(),
-            "epochs": self._parts.config.epochs,
+            "epochs": self._parts.given.epochs,
             "in_step": in_step,
             "ran_out": position.active
             or position.ran_out
