@@ -42,7 +42,7 @@ from thresher.passes.extra_passes import ExtraPasses
 from thresher.passes.scoring_settings import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.batch_selection import BatchSelection
-from thresher.run.batch_stage import BatchStage
+from thresher.run.batch_stage import BatchStage, WholeBatches
 from thresher.run.before_forward import BeforeForward
 from thresher.run.checks import check, least_rows, optimizers_of, undefined_signals
 from thresher.run.ownership import claim
@@ -251,7 +251,7 @@ def _selection(
     mode = parts.config.mode
     method = config.batch_method
     if method is None:
-        return BatchSelection(parts)
+        return BatchSelection(parts, WholeBatches())
     stage = BatchStage(method, seed=config.given.seed, rank=config.world.rank, progress=progress)
     scoring = config.given.scoring or Scoring()
     fills = config.spend != "batches"

@@ -13,7 +13,7 @@ from thresher.losses.given import GivenLosses
 from thresher.losses.signals import batch_loss
 from thresher.methods.contract import way_around
 from thresher.records import NEVER_SEEN
-from thresher.run.batch_stage import BatchStage
+from thresher.run.batch_stage import BatchStage, WholeBatches
 from thresher.run.parts import Parts
 
 
@@ -22,22 +22,12 @@ def without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
 
 
-# Any number would do: a method that keeps rows by chance knows the answer for none.
-FEW = 8
-"""Number of rows for which a method is asked how many it keeps."""
-
-
-def by_chance(method: Any) -> bool:
-    """Returns whether the number of rows that a batch method keeps is not known before it chooses."""
-    return method.count(FEW) is None
-
-
 class BatchSelection:
     """How the rows of batches are chosen, as seen by run and loader. This base class trains on all rows.
 
     Args:
         parts: Parts of the run.
-        stage: The batch method with its state. Default: none.
+        stage: The batch method with its state.
     """
 
     fills: bool | None = None
@@ -55,11 +45,11 @@ class BatchSelection:
     gives_up: Callable[[], bool] | None = None
     """Function that returns whether `instead` will take over, because the model could not be traced; None without `instead`."""
 
-    def __init__(self, parts: Parts, stage: BatchStage | None = None) -> None:
+    def __init__(self, parts: Parts, stage: BatchStage | WholeBatches) -> None:
         self._parts = parts
         self.stage = stage
         self._world = parts.config.world
-        self.by_chance = stage is not None and by_chance(stage.method)
+        self.by_chance = stage.by_chance
         """Whether processes keep different numbers of rows of equal batches."""
         self.loss: MeasureLoss = (
             parts.reader.measuring()

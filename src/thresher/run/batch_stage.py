@@ -16,6 +16,46 @@ SEEDS = 256
 """Number of steps whose seeds are made together; one by one they would take longer than the choice itself."""
 
 
+# Any number would do: a method that keeps rows by chance knows the answer for none.
+FEW = 8
+"""Number of rows for which a method is asked how many it keeps."""
+
+
+def by_chance(method: Any) -> bool:
+    """Returns whether the number of rows that a batch method keeps is not known before it chooses."""
+    return method.count(FEW) is None
+
+
+class WholeBatches:
+    """Stands for the `BatchStage` of a run without a batch method: all rows of every batch are kept."""
+
+    by_chance = False
+    keeps_a_row = True
+    kept = candidates = 1
+
+    def init_state(self) -> dict[str, Any]:
+        """Returns the state of a method that has none."""
+        return {}
+
+    def count(self, n: int) -> int:
+        """Returns the number of rows of a batch."""
+        return n
+
+    def facts(self) -> dict[str, float]:
+        """Returns no numbers, because nothing is chosen."""
+        return {}
+
+    def chosen(self) -> tuple[float, int]:
+        """Returns the share of the chosen rows, 1, and the number of batches with a choice, 0."""
+        return 1.0, 0
+
+    def state_dict(self) -> None:
+        """Returns None, the state of a run without a batch method."""
+
+    def load_state_dict(self, state: None) -> None:
+        """Loads nothing."""
+
+
 class BatchStage:
     """A batch method with its state, its random numbers, and counts of what it chose.
 
@@ -39,12 +79,16 @@ class BatchStage:
         self._rank = rank
         self._progress = progress
         self.requires = requirements_of(method)
-        self.state = method.init_state()
+        self.state = self.init_state()
         self.step = 0
         self.candidates = self.kept = 0
         self._facts: dict[str, float] = {}
         self._batches = self._offered = self._chosen = self._asked = 0
         self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
+
+    def init_state(self) -> dict[str, Any]:
+        """Returns the first state of the method."""
+        return self.method.init_state()
 
     def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
         """Returns the plan of the method for one batch.
@@ -83,6 +127,20 @@ class BatchStage:
             keys = (self.seed, block, OF_BATCHES, *([self._rank] if self._rank else []))
             self._seeds = (self.seed, block), rng.seeds(SEEDS, *keys)
         return torch.Generator().manual_seed(self._seeds[1][place])
+
+    def count(self, n: int) -> int | None:
+        """Returns how many rows of a batch of n rows are kept; None if this depends on the losses."""
+        return self.method.count(n)
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether the number of kept rows is not known before the method chooses."""
+        return by_chance(self.method)
+
+    @property
+    def keeps_a_row(self) -> bool:
+        """Whether at least one row of every batch is kept; False for a method that keeps rows by chance, without a share."""
+        return getattr(self.method, "keep", None) is not None or not self.by_chance
 
     @property
     def keeps_all(self) -> bool:

@@ -22,7 +22,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.user_order import known
 from thresher.methods import name_of
-from thresher.run.batch_stage import BatchStage
+from thresher.run.batch_stage import BatchStage, WholeBatches
 from thresher.run.parts import Parts
 from thresher.run.timeline import Timeline
 from thresher.warning import warn
@@ -123,18 +123,18 @@ def digest_of(*values: Any) -> str:
     return digest.hexdigest()
 
 
-def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> None:
+def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | WholeBatches) -> None:
     """Checks that the saved state of a batch method has the same tensors, by shape and dtype, as in this run.
 
     Args:
         state: Saved state, already checked for damage.
-        stage: Batch method with its state; None if there is none.
+        stage: Batch method with its state.
 
     Raises:
         ValueError: A tensor differs, because the saved method had other settings.
     """
     # The first state has the shapes of the settings, such as one value per base method.
-    expected = {} if stage is None else stage.method.init_state()
+    expected = stage.init_state()
     saved = {} if state["batch_stage"] is None else state["batch_stage"]["state"]
     for name in {**expected, **saved}:
         if not _takes_the_place(saved.get(name), expected.get(name)):

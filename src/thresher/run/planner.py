@@ -107,11 +107,9 @@ class Planner:
         """Returns the data for a plan: the records and, if the method requests one, the results of a full pass."""
         method = self._method
         world = self._config.world
-        names = (
-            method.full_pass(epoch, self._config.given.epochs)
-            if defines(method, "full_pass")
-            else ()
-        )  # pyright: ignore
+        names = ()
+        if defines(method, "full_pass"):
+            names = method.full_pass(epoch, self._config.given.epochs)  # pyright: ignore[reportAttributeAccessIssue]
         if not names:
             return self._records
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)

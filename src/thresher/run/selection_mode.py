@@ -5,7 +5,7 @@ from torch import nn
 from thresher.distributed.wrappers import is_sharded
 from thresher.losses.signals import GIVEN_ONLY, WIDE_SIGNALS
 from thresher.methods.contract import BatchMethod, requirements_of, way_around
-from thresher.run.batch_selection import by_chance
+from thresher.run.batch_stage import by_chance
 from thresher.run.divisor import divides_by_batch, divisible_before
 from thresher.run.parts import RunConfig, SelectionMode
 from thresher.warning import warn

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 from thresher.distributed.world import ALONE, ProcessWorld, World, agree, sampler_facts
 from thresher.distributed.wrappers import in_several_processes
 from thresher.loading.samplers import check_shared, inner_sampler
-from thresher.run.batch_selection import by_chance
+from thresher.run.batch_stage import by_chance
 from thresher.run.parts import RunConfig, SelectionMode
 
 NO_FURTHER_PLAN = (

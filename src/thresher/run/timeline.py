@@ -27,7 +27,7 @@ from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, calls_model, requirements_of
 from thresher.passes.loss_comparison import Comparison
 from thresher.plans import BatchPlan
-from thresher.run.batch_selection import BatchSelection, by_chance
+from thresher.run.batch_selection import BatchSelection
 from thresher.run.before_forward import BeforeForward
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.history import History
@@ -61,9 +61,11 @@ class Timeline:
         self.comparison = Comparison(parts.passes, parts.accumulator)
         """Compares the losses of extra passes with the losses of the loop."""
         by_losses = plans_by_losses(method)
-        who = method if selection.stage is None else selection.stage.method
+        self._stage = selection.stage
+        chosen_in_batch = parts.config.batch_method
+        self._chooser = title_of(method if chosen_in_batch is None else chosen_in_batch)
         self._silence = SilentEpochs(
-            parts.attributor, title_of(who), lambda: by_losses or self.selection.by_loop
+            parts.attributor, self._chooser, lambda: by_losses or self.selection.by_loop
         )
         self.planner = Planner(parts, method, fills=lambda: self.selection.fills)
         self.steps = UnseenSteps()
@@ -127,9 +129,7 @@ class Timeline:
             self.close_books()
             parts.records.start_epoch()
             self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
-        self.comparison.begin_epoch(
-            _use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up
-        )
+        self.comparison.begin_epoch(self._use_of_own_losses(plan), trial=self.selection.gives_up)
         if position.epoch >= parts.given.epochs and torch.is_grad_enabled():
             self._warn_once(
                 f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.given.epochs}, on which schedules of "
@@ -166,6 +166,14 @@ class Timeline:
             return plan is None or not self._parts.loader.yields_once
         return self._parts.config.strata is None or not self._single_process
 
+    def _use_of_own_losses(self, plan: PackedPlan | None) -> str | None:
+        """Returns a sentence on how the run uses losses of its own forward passes; None if it makes no such passes."""
+        if self.selection.scores:
+            return f"{self._chooser} chooses samples by these losses."
+        if calls_model(self._method) or (plan is not None and plan.refreshed):
+            return f"{title_of(self._method)} decides about samples by these losses, besides the losses of the loop."
+        return None
+
     # Batch
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
@@ -179,17 +187,11 @@ class Timeline:
     @property
     def keeps_a_row(self) -> bool:
         """Whether at least one row of every batch is kept; False for a method that keeps rows by chance, without a share."""
-        stage = self.selection.stage
-        return (
-            stage is None
-            or getattr(stage.method, "keep", None) is not None
-            or not by_chance(stage.method)
-        )
+        return self._stage.keeps_a_row
 
     def count(self, n: int) -> int | None:
         """Returns how many rows of a batch of n rows are kept; None if this depends on the losses."""
-        stage = self.selection.stage
-        return n if stage is None else stage.method.count(n)
+        return self._stage.count(n)
 
     def on_batch(
         self, batch: Any, ids: Tensor, weights: Tensor | None, candidates: Batches, *, last: bool
@@ -272,17 +274,14 @@ class Timeline:
     def _take_back(self) -> None:
         """Undoes a pass over the loader without training: the next pass begins the same epoch again."""
         plan = self.planner.current
-        stage = self.selection.stage
         exhausted = self.end.state is Pass.OVER
         self.end.forget()
         rows = self._rows_of_batch(plan) if exhausted else 0
         self.progress.take_back()
         self.timing.drop()
-        if stage is not None:
-            stage.facts()
+        self._stage.facts()
         selects = self.selection.fills is not None or (plan is not None and not plan.everything)
         if exhausted and selects:
-            who = title_of(self._method if stage is None else stage.method)
             # A loop that skips smaller batches trains on none of them.
             size = self._parts.loader.order.batch_size
             smaller = (
@@ -292,7 +291,7 @@ class Timeline:
             )
             self._warn_once(
                 "A loop over run.loader without training, as for evaluation or torch.optim.swa_utils.update_bn, had only the "
-                f"samples that {who} keeps for training, not all{smaller}. It does not count as an epoch. Use another "
+                f"samples that {self._chooser} keeps for training, not all{smaller}. It does not count as an epoch. Use another "
                 "DataLoader for evaluation. If the loop trains, call run.model and run.criterion; with forward passes only, "
                 "call run.criterion under torch.enable_grad() once per batch. This warning is given once.",
                 "evaluation",
@@ -301,15 +300,12 @@ class Timeline:
     def _rows_of_batch(self, plan: PackedPlan | None) -> int:
         """Returns the mean number of rows of the batches of a pass that had at least one."""
         size = self._parts.loader.order.batch_size
-        stage = self.selection.stage
         if plan is not None and plan.smaller:
             ends = self._parts.loader.ends(plan)
             return round(int(ends[-1]) / (len(ends) - 1))
-        return (
-            round(size * stage.kept / stage.candidates)
-            if self.selection.fills is False and stage is not None
-            else size
-        )
+        if self.selection.fills is False:
+            return round(size * self._stage.kept / self._stage.candidates)
+        return size
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
@@ -356,7 +352,6 @@ class Timeline:
     def _entry(self, plan: PackedPlan | None, *, complete: bool) -> dict[str, Any]:
         """Returns the entry of the history of an epoch that is over."""
         config = self._parts.config
-        stage = self.selection.stage
         entry: dict[str, Any] = {
             "epoch": self.progress.epoch,
             "complete": complete,
@@ -372,14 +367,9 @@ class Timeline:
                 "lr_scale": plan.lr_scale,
                 **plan.facts,
             }
-        if stage is not None:
-            facts = stage.facts()
-            entry |= (
-                facts
-                if len(config.methods) == 1
-                else {f"batch_{name}": value for name, value in facts.items()}
-            )
-            self.selection.warn_if_in_vain(*stage.chosen())
+        prefix = "" if len(config.methods) == 1 else "batch_"
+        entry |= {prefix + name: value for name, value in self._stage.facts().items()}
+        self.selection.warn_if_in_vain(*self._stage.chosen())
         return entry
 
     # Plans
@@ -485,7 +475,6 @@ class Timeline:
         )
         in_step = self.steps.seen and self._parts.accumulator.waits_for_step
         plan = self.plan_if_any()
-        stage = self.selection.stage
         self.close_books()
         return {
             **position.state_dict(),
@@ -496,7 +485,7 @@ class Timeline:
             or not entries
             or not entries[-1]["complete"],
             "plan": None if plan is None else plan.state_dict(),
-            "batch_stage": None if stage is None else stage.state_dict(),
+            "batch_stage": self._stage.state_dict(),
             "passes": self.selection.forward_passes,
             "history": [dict(entry) for entry in entries],
         }
@@ -509,21 +498,8 @@ class Timeline:
         if attached.instead is not None:
             self._switch(attached if state["passes"] == "once" else attached.instead)
         self.selection.step_over()
-        if self.selection.stage is not None:
-            self.selection.stage.load_state_dict(state["batch_stage"])
+        self._stage.load_state_dict(state["batch_stage"])
         self.progress.load_state_dict(state)
         self._history.load(state["history"], attached.tracing_s)
         self.end.forget()
         self.timing.forget()
-
-
-def _use_of_own_losses(
-    selection: BatchSelection, method: EpochMethod | OnSubset, plan: PackedPlan | None
-) -> str | None:
-    """Returns a sentence on how the run uses losses of its own forward passes; None if it makes no such passes."""
-    if selection.scores:
-        who = method if selection.stage is None else selection.stage.method
-        return f"{title_of(who)} chooses samples by these losses."
-    if calls_model(method) or (plan is not None and plan.refreshed):
-        return f"{title_of(method)} decides about samples by these losses, besides the losses of the loop."
-    return None
