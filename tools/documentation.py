@@ -40,6 +40,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "report.md",
         "recipes.md",
         "observe.md",
+        "tables.md",
         "audit.md",
         "rl.md",
         "scale.md",

@@ -274,7 +274,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
                 that were seen, at least 1.
 
         Returns:
-            A dictionary of arrays of shape (G,), sorted by `suspicion`, the largest first:
+            A dictionary of arrays of shape (G,), sorted by `loss_mean` or, without it, by `suspicion`, the largest first:
 
             - `group`: value of `source`.
             - `samples`: number of samples of the group, int64.
@@ -318,6 +318,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
             sums = np.bincount(codes, weights=column[seen], minlength=len(groups))
             return sums / np.where(samples > 0, samples, np.nan)
 
+        # A mean of ranks, which `suspicion` is without classes, would hide how large the losses are.
         loss = "loss_mean" if "loss_mean" in self else "loss"
         table = {
             "group": groups,
@@ -326,7 +327,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
             "suspicion": mean(self["suspicion"]),
             "suspects": mean(np.isin(self["id"], self.suspects(count))),
         }
-        place = np.where(samples > 0, np.nan_to_num(table["suspicion"], nan=np.inf), -np.inf)
+        key = table.get("loss_mean", table["suspicion"])
+        place = np.where(samples > 0, np.nan_to_num(key, nan=np.inf, posinf=np.inf), -np.inf)
         order = np.argsort(-place, kind="stable")
         return GroupTable({name: column[order] for name, column in table.items()})
 

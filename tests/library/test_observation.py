@@ -439,10 +439,13 @@ def test_a_source_is_a_column_or_has_objects_of_several_types():
     assert dict(zip(table["group"], table["samples"], strict=True)) == {"x": 2, "nan": 1, "None": 1}
 
 
-def test_the_mean_loss_of_training_goes_before_the_last_loss():
-    found = of_sources(loss_mean=np.array([1.0, 2.0, 3.0, 4.0, np.nan]))
-    table = found.by(["a", "b", "b", "a", "a"])
-    assert table["loss_mean"].tolist() == [2.5, 2.5] and "loss" not in table
+def test_without_classes_sources_are_sorted_by_the_mean_loss_of_training():
+    means = np.array([1.0, 2.0, 8.0, 4.0, np.nan])
+    table = of_sources(loss_mean=means).by(["a", "b", "b", "a", "a"])
+    assert table["group"].tolist() == ["b", "a"] and table["loss_mean"].tolist() == [5, 2.5]
+    assert table["suspicion"][0] < table["suspicion"][1] and "loss" not in table
+    table = of_sources(loss_mean=np.where(means == 1, np.inf, means)).by(["a", "b", "b", "a", "c"])
+    assert table["group"].tolist() == ["a", "b", "c"] and np.isinf(table["loss_mean"][0])
 
 
 def test_a_source_with_a_loss_of_nan_comes_first():
