@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -117,6 +120,40 @@ def test_tables(capsys):
             assert [float(value) for value in now.split()[2:]] == pytest.approx(wanted, rel=0.2)
         if re.match(r"\d+ of ", line):
             assert float(now.split()[0]) == pytest.approx(float(line.split()[0]), abs=3)
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_cleanlab_takes_the_labels_of_a_data_map():
+    pytest.importorskip("cleanlab", reason="needs the dependency group verify")
+    labels = np.arange(300) % 3
+    wrong = np.arange(0, 300, 10)
+    given = np.where(np.isin(np.arange(300), wrong), (labels + 1) % 3, labels)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = nn.functional.one_hot(torch.tensor(labels)) + 0.15 * torch.randn(300, 3)
+        model = nn.Linear(3, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        run = thresher.observe(
+            loader=DataLoader(TensorDataset(x, torch.tensor(given)), 30, shuffle=True),
+            criterion=nn.CrossEntropyLoss(),
+            model=model,
+            optimizer=optimizer,
+            epochs=5,
+        )
+        for _ in range(5):
+            for inputs, targets in run.loader:
+                optimizer.zero_grad()
+                run.criterion(run.model(inputs), targets).backward()
+                optimizer.step()
+    probabilities = cross_val_predict(LogisticRegression(), x, given, cv=5, method="predict_proba")
+    names = {"np": np, "found": run.data_map(), "probabilities": probabilities}
+    [block] = [block for block in blocks("docs/observe.md") if "cleanlab" in block]
+    exec(compile(block, "docs/observe.md", "exec"), names)
+    assert names["found"]["label"].tolist() == given.tolist()
+    assert np.isin(wrong, names["issues"]).mean() > 0.9
+    assert np.isin(wrong, names["both"]).mean() > 0.9
+    for scores in ("quality", "observed"):
+        assert np.isin(np.argsort(names[scores])[:30], wrong).mean() > 0.9
 
 
 @pytest.mark.parametrize("page", ["docs/attribution.md", "docs/subset-backward.md"])
