@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from thresher.cost import Cost
+from thresher.torch_internals import after_backward
 
 
 class Stopwatch:
@@ -59,9 +60,7 @@ class Stopwatch:
         def started(_: torch.Tensor) -> None:
             if len(pair) == 2:
                 pair.append(self._now())
-                torch.autograd.Variable._execution_engine.queue_callback(
-                    lambda: pair.append(self._now())
-                )
+                after_backward(lambda: pair.append(self._now()))
 
         loss.register_hook(started)
 

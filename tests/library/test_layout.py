@@ -50,6 +50,7 @@ FLOORS = (
         "cost",
         "backward_ratio",
         "timing",
+        "torch_internals",
         "trees",
         "rng",
         "warning",

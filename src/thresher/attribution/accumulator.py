@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from thresher.attribution.cost_meter import Meter
-from thresher.attribution.forward_passes import ForwardPass, next_node
+from thresher.attribution.forward_passes import ForwardPass
 from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.records import NEVER_SEEN, Column, Records
+from thresher.torch_internals import next_node
 from thresher.trees import leaves
 
 CallIdentity = int | tuple[Any, ...]

@@ -15,12 +15,12 @@ from thresher.attribution.accumulator import (
     identity_of,
     same_samples,
 )
-from thresher.attribution.forward_passes import in_transform
 from thresher.attribution.resolve import StatedIds, attribute, check_stated
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.collate_check import UnknownRows
 from thresher.timing import Timing
+from thresher.torch_internals import innermost_transform
 from thresher.trees import leaves
 
 BATCHES_AHEAD = 2
@@ -306,7 +306,7 @@ class Attributor:
     def _resolve(
         self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None
     ) -> Attribution:
-        if in_transform():
+        if innermost_transform() is not None:
             raise AttributionError(INSIDE_TRANSFORM)
         # Before tensors are looked up, so that wrong arguments withdraw nothing.
         check_stated(ids, repeat, self._ids_end)

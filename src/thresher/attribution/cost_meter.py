@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from thresher.attribution.forward_passes import ForwardPass, ForwardPasses, next_node
+from thresher.attribution.forward_passes import ForwardPass, ForwardPasses
 from thresher.attribution.pending_gradients import PendingGradients
 from thresher.cost import Cost
+from thresher.torch_internals import next_node
 
 UNCREDITED = "run.model was called with gradients for inputs that are not a batch of run.loader, and its outputs got no recorded loss"
 PARTS = (

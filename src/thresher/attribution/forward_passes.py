@@ -4,9 +4,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from thresher.torch_internals import backward_pass, next_node
 from thresher.trees import leaves
 
 KEY = -1
@@ -21,16 +21,6 @@ RECOMPUTED = (
     "run.model was called and differentiated inside of a backward pass, as by torch.utils.checkpoint with use_reentrant=True, "
     "so its passes cannot be distinguished; pass use_reentrant=False"
 )
-
-next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
-"""Returns the sequence number of the autograd node that this thread creates next."""
-_innermost: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
-_task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def in_transform() -> bool:
-    """Returns whether a `torch.func` transform is running; its tensors have no storage."""
-    return _innermost() is not None
 
 
 class ForwardPass:
@@ -67,7 +57,7 @@ class ForwardPass:
         self.task = -1
         self.backwards = 0
         self.rows = rows
-        self.within = _task()
+        self.within = backward_pass()
         self.batch: int | None = None
         self.inputs_of: int | None = None
         self.shapes: Sequence[Sequence[int]] = ()
@@ -75,7 +65,7 @@ class ForwardPass:
     def __call__(self, _: Any) -> None:
         """Counts a backward pass once, even if it reaches several outputs."""
         # The hook runs for each output; the number of the autograd task is equal for all outputs of one backward pass.
-        task = _task()
+        task = backward_pass()
         if task != self.task:
             meter = self.meter
             # A reentrant checkpoint makes the forward pass again, inside of the backward pass: it looks like another pass.
@@ -103,7 +93,7 @@ class ForwardPass:
         if self.within != -1:
             meter.make_unknown(RECOMPUTED)
         pending = meter.pending
-        if pending is not None and (task := _task()) != pending.task:
+        if pending is not None and (task := backward_pass()) != pending.task:
             pending.task = task
             pending.begin_backward(meter.backwards)
         self.name_by_rows()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from thresher.torch_internals import after_backward
+
 
 class PendingGradients:
     """Tells whether the gradients of earlier backward passes still wait for a step.
@@ -42,7 +44,7 @@ class PendingGradients:
             backwards: Number of earlier backward passes of the run.
         """
         self.look(backwards)
-        torch.autograd.Variable._execution_engine.queue_callback(self._note)
+        after_backward(self._note)
         self.accumulates = backwards != self.stepped
 
     def look(self, backwards: int) -> None:

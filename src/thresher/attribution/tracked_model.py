@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from thresher.attribution.cost_meter import TRANSFORMED, Meter
-from thresher.attribution.forward_passes import in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.backward_ratio import Stopwatch
 from thresher.distributed.wrappers import plain_module
 from thresher.timing import Timing
+from thresher.torch_internals import innermost_transform, next_node
 from thresher.trees import leaves
 
 
@@ -70,7 +70,7 @@ class TrackedModel(nn.Module):
             return module(*args, **kwargs)
         begin = perf_counter()
         # Inside of vmap or grad, tensors have no storage to recognize, and several passes are one call.
-        if in_transform():
+        if innermost_transform() is not None:
             members["_counted_by"].make_unknown(TRANSFORMED)
             return self._users_own()(*args, **kwargs)
         if not torch.is_grad_enabled():

@@ -12,6 +12,8 @@ from typing import Any
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from thresher.torch_internals import without_compiler
+
 DDP_ORDER = (
     "a DistributedDataParallel. With subset_backward around it, gradients would not be averaged between processes. Put "
     "subset_backward inside: DistributedDataParallel(thresher.subset_backward(module))"
@@ -93,7 +95,7 @@ def in_several_processes() -> bool:
 
 def data_parallel(model: nn.Module | None) -> DistributedDataParallel | None:
     """Returns a model that is a `DistributedDataParallel`, without the wrapper of torch.compile; None for any other model."""
-    model = getattr(model, "_orig_mod", model)
+    model = without_compiler(model)
     return model if isinstance(model, DistributedDataParallel) else None
 
 
@@ -117,7 +119,7 @@ def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
     """
     if isinstance(parallel, DistributedDataParallel):
         # The run may get the compiled model or the module inside it.
-        for part in (model, getattr(model, "_orig_mod", model)):
+        for part in (model, without_compiler(model)):
             # The value is weak, too: a wrapper refers to its model, so it would keep the key of its entry alive forever.
             _AROUND[part] = weakref.ref(parallel)
 

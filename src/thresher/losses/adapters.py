@@ -18,6 +18,13 @@ from thresher.losses.base import (
     restore_random_states,
 )
 from thresher.records import NEVER_SEEN
+from thresher.torch_internals import (
+    any_autocast,
+    cross_entropy,
+    has_call_hooks,
+    nll_loss,
+    without_compiler,
+)
 
 
 class ReducedCriterion(Criterion):
@@ -127,16 +134,6 @@ class ClassCriterion(ReducedCriterion):
         return counts.sum(1).to(rows.dtype)
 
 
-_nll_loss: Any = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
-"""What `F.nll_loss` calls, without the conversions of its arguments: (log_probs, targets, weight, reduction, ignore_index)."""
-
-_cross_entropy: Any = torch._C._nn.cross_entropy_loss  # pyright: ignore[reportAttributeAccessIssue]
-"""What `F.cross_entropy` calls: (outputs, targets, weight, reduction, ignore_index, label_smoothing)."""
-# Each step makes this one call for all types of devices. `torch.is_autocast_enabled` checks a single type.
-_autocasts: Any = torch._C._is_any_autocast_enabled  # pyright: ignore[reportAttributeAccessIssue]
-"""Whether autocast is enabled for any device."""
-
-
 class NegativeLogLikelihood(ClassCriterion):
     """Adapter for negative log-likelihood: outputs are log-probabilities."""
 
@@ -225,7 +222,7 @@ class CrossEntropy(ClassCriterion):
             not common
             or self._buffers_of_original["weight"] is not None
             or targets.dim() != 1
-            or _autocasts()
+            or any_autocast()
         ):
             return self.measure(
                 outputs, targets, attribution.layout, weights=weights, wanted=wanted
@@ -234,13 +231,13 @@ class CrossEntropy(ClassCriterion):
             # `dot` takes equal dtypes only. To convert the weights would cost what the prepared ones save.
             if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
                 # No target of this batch is ignored, so -100 stands in for any negative index that the user may have set.
-                losses = _cross_entropy(outputs, targets, None, 0, -100, 0.0)
+                losses = cross_entropy(outputs, targets, None, 0, -100, 0.0)
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
                 log_probs = torch.log_softmax(outputs, 1)
                 # Two reductions of one log-softmax: only the mean has a gradient.
-                losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
-                return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
+                losses = nll_loss(log_probs.detach(), targets, None, 0, -100)
+                return nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
         # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
         likely = (
             outputs.dim() > 1
@@ -249,7 +246,7 @@ class CrossEntropy(ClassCriterion):
         )
         if likely and weights is None and targets.shape[0] == attribution.layout.n:
             log_probs = torch.log_softmax(outputs, 1)
-            value = _nll_loss(log_probs, targets, None, 1, settings["ignore_index"])
+            value = nll_loss(log_probs, targets, None, 1, settings["ignore_index"])
             # The signals are read some steps later. By then the loop may have written its targets in place.
             return value, DeferredSignals(
                 log_probs.detach(), targets.clone(), self._after_softmax, wanted
@@ -561,9 +558,7 @@ def adapt(criterion: Any) -> Criterion:
         )
     # Hooks can be on the wrapper of torch.compile and on the module inside, so both are checked.
     _check_hooks(criterion)
-    criterion = getattr(
-        criterion, "_orig_mod", criterion
-    )  # of torch.compile, whose settings are those of the module inside
+    criterion = without_compiler(criterion)
     _check_hooks(criterion)
     if criterion in OTHER_FUNCTIONS or isinstance(criterion, OTHER_MODULES):
         name = getattr(criterion, "__name__", type(criterion).__name__)
@@ -591,8 +586,7 @@ def adapt(criterion: Any) -> Criterion:
 
 
 def _check_hooks(criterion: Any) -> None:
-    tables = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    if isinstance(criterion, nn.Module) and any(getattr(criterion, table) for table in tables):
+    if isinstance(criterion, nn.Module) and has_call_hooks(criterion):
         raise ValueError(
             f"`criterion` {criterion!r} has hooks, and run.criterion does not call them: remove them, or pass criterion=None, "
             "compute the losses in the loop with reduction='none', and call run.reduce(losses, targets=...) with a tensor of "

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import Entry, StepAccumulator
-from thresher.attribution.forward_passes import next_node
 from thresher.attribution.rows import AttributionError
 from thresher.passes.extra_passes import Beginning, ExtraPasses
+from thresher.torch_internals import next_node
 from thresher.warning import warn
 
 TIMES = 2

@@ -7,6 +7,7 @@ from torch import distributed, nn
 
 from thresher.attribution.cost_meter import Meter
 from thresher.distributed.wrappers import CallInside, SubsetModule, averages, data_parallel, inside
+from thresher.torch_internals import without_compiler
 from thresher.warning import warn
 
 COMPILED_AROUND = (
@@ -31,9 +32,8 @@ class TrainedModel:
     def __init__(self, model: nn.Module | None, *, subset: bool) -> None:
         as_given: Any = model
         if subset:
-            model = getattr(
-                model, "_orig_mod", model
-            )  # torch.compile's wrapper would compile the backward pass of all rows
+            # The wrapper of torch.compile would compile the backward pass of all rows.
+            model = without_compiler(model)
         self.module = model
         self.call = None
         self._parallel = data_parallel(model)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from thresher.torch_internals import without_compiler
+
 OLDEST_TORCH = "2.11"
 """First version of torch that has all that tracing needs."""
 WITHOUT_KERNELS = ("eager", "aot_eager", "aot_eager_decomp_partition")
@@ -35,7 +37,7 @@ def given(model: nn.Module) -> Given:
         model: Any module: a result of torch.compile, a module compiled in place by its `compile()` method, a module with such
             parts, or a plain one.
     """
-    inside = getattr(model, "_orig_mod", model)
+    inside = without_compiler(model)
     backends = list(_backends(model))
     for backend in backends:
         if getattr(backend, "compiler_name", None) == "inductor":

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from thresher.subset.graphs import Graphs, Layout, Taker
-
-# torch has no public functions for these two: the number of the backward pass in progress, and whether it retains its graph.
-_task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
-_keep_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
+from thresher.torch_internals import backward_pass, retains_graph
 
 
 class RowMeter(Protocol):
@@ -267,7 +264,7 @@ class KeptRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Stores the gradient in the node, which runs afterwards and adds up all gradients that it gets."""
-        ctx.node.row_gradients.append((_task(), ctx.position, ctx.rows, gradient))
+        ctx.node.row_gradients.append((backward_pass(), ctx.position, ctx.rows, gradient))
         return None, None, None, None
 
 
@@ -289,7 +286,7 @@ def _saved(ctx: Any) -> list[Any]:
                 f"subset_backward: a tensor of shape {tuple(value.shape)} that the backward pass needs was changed in place "
                 "after the forward pass (by an optimizer step between the two?)"
             )
-    if _keep_graph():
+    if retains_graph():
         return list(saved)
     ctx.saved = None
     ctx.versions = []
@@ -307,7 +304,7 @@ def _rows_and_tangents(
     received = [
         (position, rows, gradient)
         for task, position, rows, gradient in ctx.row_gradients
-        if task == _task()
+        if task == backward_pass()
     ]
     ctx.row_gradients = []
     # The row tensors are compared by identity, because comparing their numbers would wait for the device.

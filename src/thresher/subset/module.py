@@ -38,6 +38,7 @@ from thresher.subset.trace_key import (
     has_global_hooks,
     is_due,
 )
+from thresher.torch_internals import innermost_transform
 from thresher.warning import warn
 
 MAX_TRACES = 64
@@ -47,8 +48,6 @@ ATTEMPTS = 4
 SECONDS_TO_TELL = 5.0
 """Seconds of tracing from which a log message explains the wait."""
 logger = logging.getLogger("thresher")
-# torch has no public function that shows whether a `torch.func` transform is active.
-_transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def subset_backward(
@@ -215,7 +214,7 @@ class SubsetBackward(SubsetModule):
         # Without gradients there is nothing to leave out, and torch.compile cannot trace a call that traces.
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._call_plain(*args, **kwargs)
-        if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
+        if innermost_transform() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError(
                 "subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)"
             )

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from thresher.distributed.wrappers import check_wrapping, in_several_processes
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported
 from thresher.subset.side_effects import CONTAINERS, effects_undone, is_library, slots_of
+from thresher.torch_internals import has_call_hooks
 from thresher.trees import own_attributes
 
 FREE_TRACES = 8
@@ -462,7 +463,7 @@ def check_traceable(module: nn.Module) -> None:
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
     for name, part in module.named_modules():
-        if has_hooks(part):
+        if has_call_hooks(part):
             raise Unsupported(
                 f"module {name or 'model'!r} has hooks, which a traced graph does not call"
             )
@@ -471,16 +472,6 @@ def check_traceable(module: nn.Module) -> None:
             raise Unsupported(
                 f"module {name or 'model'!r} is a SyncBatchNorm, whose statistics all processes share; use BatchNorm"
             )
-
-
-def has_hooks(part: nn.Module) -> bool:
-    """Checks whether a call of a module runs more than its forward."""
-    return bool(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-    )
 
 
 def has_global_hooks() -> bool:
@@ -532,7 +523,7 @@ def _module_signature(part: nn.Module) -> tuple[Any, ...]:
     attributes = tuple(_constant(value, seen) for _, value in own_attributes(part))
     return (
         type(part),
-        has_hooks(part),
+        has_call_hooks(part),
         attributes,
         tuple(_tensor_signature(tensor) for tensor in _registered_tensors(part)),
     )
@@ -552,7 +543,7 @@ def _snapshot(part: nn.Module) -> tuple[Any, ...]:
     return (
         part,
         type(part),
-        has_hooks(part),
+        has_call_hooks(part),
         tables,
         inside,
         [_tensor_signature(t) for t in _registered_tensors(part)],
@@ -568,7 +559,7 @@ def _unchanged(
 ) -> bool:
     """Compares by identity, not by equality: a tensor may equal the number whose place it has taken."""
     attributes = part.__dict__
-    if type(part) is not kind or has_hooks(part) != hooked:
+    if type(part) is not kind or has_call_hooks(part) != hooked:
         return False
     # Empty tables first, then names, then members: this runs for every module in every call.
     for table, (names, members) in zip(
