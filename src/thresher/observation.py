@@ -66,11 +66,9 @@ def turned(old: Tensor, new: Tensor) -> Tensor:
         old: Numbers so far, shape (n,), int16.
         new: Whether the prediction is right, shape (n,); -inf if that is not known.
     """
-    return (
-        turns(old, new)
-        if new.dtype is torch.bool
-        else torch.where(new == NEVER_SEEN, old, turns(old, new))
-    )
+    if new.dtype is torch.bool:
+        return turns(old, new)
+    return torch.where(new == NEVER_SEEN, old, turns(old, new))
 
 
 def streak(old: Tensor, new: Tensor) -> Tensor:

@@ -472,11 +472,9 @@ class EpochIterator:
         if left is None or size is None or not self._drops_rest:
             return left == 0 and not row_buffer.rows
         chosen = _rows_of(left, self._order.batch_size, self._control)
-        return (
-            row_buffer.rows + chosen < size
-            if chosen is not None
-            else left == 0 and not row_buffer.full
-        )
+        if chosen is not None:
+            return row_buffer.rows + chosen < size
+        return left == 0 and not row_buffer.full
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         timing = self._loader.timing

@@ -43,11 +43,9 @@ class ShardedSampler(Sampler[int]):
         self.drop_last = drop_last
 
     def __len__(self) -> int:
-        return (
-            len(self.whole) // self.num_replicas
-            if self.drop_last
-            else -(-len(self.whole) // self.num_replicas)
-        )
+        if self.drop_last:
+            return len(self.whole) // self.num_replicas
+        return -(-len(self.whole) // self.num_replicas)
 
     def __iter__(self) -> Iterator[int]:
         # Iterated once, because a shuffle has another order each time.

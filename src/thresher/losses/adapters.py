@@ -276,11 +276,9 @@ class ElementCriterion(ReducedCriterion):
         return super().positions(outputs, targets)
 
     def probs(self, outputs: Tensor) -> Tensor:
-        return (
-            outputs.float().sigmoid()
-            if isinstance(self.original, nn.BCEWithLogitsLoss)
-            else outputs.float()
-        )
+        if isinstance(self.original, nn.BCEWithLogitsLoss):
+            return outputs.float().sigmoid()
+        return outputs.float()
 
 
 class Divergence(ElementCriterion):

@@ -212,11 +212,9 @@ class Criterion:
         loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
         # `batch_loss` is made of the losses, which `read` does not have.
         signals = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
-        return (
-            signals | {"batch_loss": reading.batch_loss(loss)}
-            if "batch_loss" in wanted
-            else signals
-        )
+        if "batch_loss" in wanted:
+            return signals | {"batch_loss": reading.batch_loss(loss)}
+        return signals
 
     def check_weights(self, outputs: Any, targets: Any) -> None:
         """Checks that losses can be weighted within this criterion.
@@ -353,11 +351,9 @@ class Criterion:
 
     def valid(self, targets: Tensor) -> Tensor | None:
         """Returns which positions count, shape of `targets`, bool; None if all do."""
-        return (
-            None
-            if self.ignore_index is None or targets.is_floating_point()
-            else targets != self.ignore_index
-        )
+        if self.ignore_index is None or targets.is_floating_point():
+            return None
+        return targets != self.ignore_index
 
     def errors(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor:
         """Returns the gradient of each sample's mean loss with respect to the model's outputs.
@@ -529,11 +525,9 @@ class SignalReader:
             # Decided once per run. If the type of the criterion says what its outputs mean, steps go to `in_step` without a
             # detour.
             by_shapes = self.recorded & NOT_OF_VALUES and self.criterion.kind == "unknown"
-            return (
-                self._measure_what_is_defined
-                if by_shapes
-                else partial(self.criterion.in_step, self.recorded)
-            )
+            if by_shapes:
+                return self._measure_what_is_defined
+            return partial(self.criterion.in_step, self.recorded)
         return self._measure_with_own
 
     def _measure_what_is_defined(

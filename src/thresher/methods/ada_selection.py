@@ -114,11 +114,9 @@ def name_in_pool(selector: Selector) -> str:
     Args:
         selector: Name of a selector, or a batch method.
     """
-    return (
-        selector
-        if isinstance(selector, str)
-        else re.sub(r"(?<!^)(?=[A-Z])", "_", type(selector).__name__).lower()
-    )
+    if isinstance(selector, str):
+        return selector
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(selector).__name__).lower()
 
 
 def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -484,11 +482,9 @@ class AdaSelection(KeepLargest):
             state |= {"random_picks": torch.zeros(2)}
         for name, member in self._members.items():
             state |= {f"{name}.{key}": value for key, value in member.init_state().items()}
-        return (
-            state
-            if self.stop_after is None
-            else {**state, "still": torch.zeros((), dtype=torch.int64)}
-        )
+        if self.stop_after is None:
+            return state
+        return {**state, "still": torch.zeros((), dtype=torch.int64)}
 
     def report(self, state: State) -> dict[str, float]:
         """Returns the weights of the selectors for the history; this waits for the device.
@@ -508,11 +504,9 @@ class AdaSelection(KeepLargest):
         if "random_picks" in state:
             shares, steps = state["random_picks"].tolist()
             facts["random_share"] = shares / max(1.0, steps)
-        return (
-            facts
-            if self.stop_after is None
-            else {**facts, "weights_fixed": float(state["still"] >= self.stop_after)}
-        )
+        if self.stop_after is None:
+            return facts
+        return {**facts, "weights_fixed": float(state["still"] >= self.stop_after)}
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator

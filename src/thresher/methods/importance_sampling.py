@@ -105,8 +105,6 @@ class ImportanceSampling:
         else:
             chances = Chances(loss if epoch else np.ones(len(loss), dtype=np.float32))
             plan = drawn_plan(chances, self.keep, generator, weighted=self.weights == "unbiased")
-        return (
-            replace(plan, refresh=torch.arange(len(loss)))
-            if self.losses == "fresh" and epoch + 1 < epochs
-            else plan
-        )
+        if self.losses == "fresh" and epoch + 1 < epochs:
+            return replace(plan, refresh=torch.arange(len(loss)))
+        return plan

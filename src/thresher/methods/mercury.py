@@ -100,8 +100,6 @@ class Mercury:
             if epoch == 0
             else drawn_plan(Chances(loss), self.keep, generator, weighted=True)
         )
-        return (
-            replace(plan, refresh=group_of(epoch, self.groups, len(loss)))
-            if epoch + 1 < epochs
-            else plan
-        )
+        if epoch + 1 < epochs:
+            return replace(plan, refresh=group_of(epoch, self.groups, len(loss)))
+        return plan

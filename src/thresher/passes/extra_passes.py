@@ -371,11 +371,9 @@ class ExtraPasses:
     @property
     def call(self) -> str:
         """Description, for messages, of what an extra pass calls."""
-        return (
-            "`model(batch[0])`"
-            if self._forward is None
-            else "the function `forward` that attach was given"
-        )
+        if self._forward is None:
+            return "`model(batch[0])`"
+        return "the function `forward` that attach was given"
 
     def beginning(self, autocast: torch.dtype | None) -> Beginning:
         """Captures the state in which a forward pass begins now.

@@ -159,11 +159,9 @@ def _takes_the_place(value: Any, first: Any) -> bool:
 
 
 def _kind_of(value: Any) -> str:
-    return (
-        f"a {value.dtype} tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else type(value).__name__
-    )
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+    return type(value).__name__
 
 
 def check_rows(state: Mapping[str, Any], loader: SelectedLoader) -> None:

@@ -215,11 +215,9 @@ def _who_calls_it(config: RunConfig) -> str:
         return type(config.epoch_method).__name__
     scoring = config.given.scoring
     others = scoring is not None and (scoring.losses is not None or scoring.model is not None)
-    return (
-        type(config.batch_method).__name__
-        if config.mode is SelectionMode.BEFORE_FORWARD and not others
-        else ""
-    )
+    if config.mode is SelectionMode.BEFORE_FORWARD and not others:
+        return type(config.batch_method).__name__
+    return ""
 
 
 def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:

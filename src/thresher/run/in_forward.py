@@ -56,11 +56,9 @@ def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
 
 def times(value: Tensor, factor: Tensor | float | None) -> Tensor:
     """Returns a loss times a factor, in the dtype of the loss; None for a factor of 1."""
-    return (
-        value
-        if factor is None
-        else value * (factor.to(value.dtype) if isinstance(factor, Tensor) else factor)
-    )
+    if factor is None:
+        return value
+    return value * (factor.to(value.dtype) if isinstance(factor, Tensor) else factor)
 
 
 def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
@@ -325,11 +323,9 @@ class InForward(BatchSelection):
 
     def at_epoch_start(self, *, can_score: bool) -> BatchSelection:
         """Returns the selection that scores before each step if the model could not be traced, else `self`."""
-        return (
-            self.instead
-            if self.instead is not None and self._trained.is_plain_anywhere(can_score)
-            else self
-        )
+        if self.instead is not None and self._trained.is_plain_anywhere(can_score):
+            return self.instead
+        return self
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once if the backward pass costs the whole batch because of the loop."""

@@ -147,11 +147,9 @@ class RunConfig:
             one for one in (self.before, self.epoch_method, self.batch_method) if one is not None
         ]
         # Full training is named if it is the only method.
-        return (
-            methods
-            if len(methods) == 1
-            else [one for one in methods if not isinstance(one, FullData)]
-        )
+        if len(methods) == 1:
+            return methods
+        return [one for one in methods if not isinstance(one, FullData)]
 
 
 # Compared by identity: tensors and loaders have no useful equality.

@@ -83,11 +83,9 @@ def selection_mode(config: RunConfig) -> SelectionMode:
                 f"`forward_passes`: {name} needs no losses to choose by; leave the Scoring out"
             )
         # Without losses there is nothing to score: "twice" then asks for full batches of chosen rows.
-        return (
-            SelectionMode.WITHOUT_LOSSES_FILLED
-            if forward_passes == "twice"
-            else SelectionMode.WITHOUT_LOSSES
-        )
+        if forward_passes == "twice":
+            return SelectionMode.WITHOUT_LOSSES_FILLED
+        return SelectionMode.WITHOUT_LOSSES
     if (
         scoring is not None
         and n is None

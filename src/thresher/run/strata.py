@@ -52,11 +52,9 @@ def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str
         return "`loader` iterates over an IterableDataset, whose order cannot be chosen"
     if not free:
         return "the loader's sampler sets another order: use shuffle=True"
-    return (
-        f"{type(method).__name__} draws the order of training"
-        if requirements_of(method).order == "plan"
-        else ""
-    )
+    if requirements_of(method).order == "plan":
+        return f"{type(method).__name__} draws the order of training"
+    return ""
 
 
 def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:

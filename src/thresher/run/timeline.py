@@ -94,11 +94,9 @@ class Timeline:
         def updated() -> list[Tensor]:
             attached = hooks.parameters()
             # A head outside of `run.model` has its gradients before the backward pass reaches the outputs of the model.
-            return (
-                [*attached.values()]
-                if model is None
-                else [one for one in model.parameters() if id(one) in attached]
-            )
+            if model is None:
+                return [*attached.values()]
+            return [one for one in model.parameters() if id(one) in attached]
 
         accumulator = self._parts.accumulator
         pending = PendingGradients(updated, accumulator.gradients_cleared)

@@ -136,11 +136,9 @@ class EpochSampler(Sampler[Any]):
     @property
     def total(self) -> int:
         """Number of items (ids or batches) of an epoch in all processes together."""
-        return (
-            self.samples // self._rows_per_item
-            if self.drop_last
-            else -(-self.samples // self._rows_per_item)
-        )
+        if self.drop_last:
+            return self.samples // self._rows_per_item
+        return -(-self.samples // self._rows_per_item)
 
     @property
     def samples(self) -> int:

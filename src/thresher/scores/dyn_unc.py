@@ -79,8 +79,6 @@ def dyn_unc(
 def _of_sample(values: Tensor, window: int) -> Tensor:
     """Returns ten times the mean deviation of the windows of one sample; NaN if there is no whole window."""
     nothing = values.new_full((), torch.nan)
-    return (
-        nothing
-        if len(values) < window
-        else 10 * window_deviations(values.unsqueeze(1), window).mean()
-    )
+    if len(values) < window:
+        return nothing
+    return 10 * window_deviations(values.unsqueeze(1), window).mean()

@@ -193,11 +193,9 @@ def run_backward(
     arguments.extend(tangents)
     tangents.clear()
     compiled = graphs.compiled_backward
-    return (
-        compiled(arguments)
-        if compiled is not None and compiled.holds_for(k, lengths)
-        else graphs.backward(arguments)
-    )
+    if compiled is not None and compiled.holds_for(k, lengths):
+        return compiled(arguments)
+    return graphs.backward(arguments)
 
 
 def kept_rows(

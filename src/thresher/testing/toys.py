@@ -120,11 +120,9 @@ class Contest(NamedTuple):
     def standard_error(self) -> float:
         """The standard error of the gain, with seeds paired; infinite with one seed."""
         differences = np.subtract(self.method, self.uniform)
-        return (
-            float(np.std(differences, ddof=1) / np.sqrt(len(differences)))
-            if len(differences) > 1
-            else float("inf")
-        )
+        if len(differences) > 1:
+            return float(np.std(differences, ddof=1) / np.sqrt(len(differences)))
+        return float("inf")
 
 
 def _as_tensors(*arrays: Any) -> tuple[Tensor, ...]:

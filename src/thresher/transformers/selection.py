@@ -530,11 +530,9 @@ class Selection(Base):
             or self.label_smoother
             or "signals" in self.selection_settings
         )
-        return (
-            HeadLosses(self.args.loss_type)
-            if module_of_head(type(self)) and not by_logits
-            else None
-        )
+        if module_of_head(type(self)) and not by_logits:
+            return HeadLosses(self.args.loss_type)
+        return None
 
     def _with_ids(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Adds the ids of the examples to the lengths of a joined row, while `run.ids` is still that of the same batch."""

@@ -218,11 +218,9 @@ def why_no_placebo_of(spec: Spec) -> str:
 
 
 def _why_none(part: MethodSpec) -> str:
-    return (
-        "its signals are permuted already"
-        if part.batch.get("placebo")
-        else why_no_placebo(part.create())
-    )
+    if part.batch.get("placebo"):
+        return "its signals are permuted already"
+    return why_no_placebo(part.create())
 
 
 @dataclass(frozen=True)

@@ -67,13 +67,11 @@ class Cluster:
         """
         runs = int(machine.get("CPU", 0) // self.cpus)
         gpus = machine.get("GPU", 0)
-        return (
-            min(
+        if self.gpus:
+            return min(
                 runs, int(gpus * int(1 / self.gpus + 1e-9) if self.gpus <= 1 else gpus // self.gpus)
             )
-            if self.gpus
-            else runs
-        )
+        return runs
 
 
 class RayWorkers(Slots):

@@ -146,11 +146,9 @@ def make_scores(
     result = _score_with(
         score, ensemble, provenance, clusters=clusters, window=window, seed=seed, labels=groups
     )
-    return (
-        result
-        if first.classes is None
-        else replace(result, provenance={**result.provenance, "classes": [*first.classes]})
-    )
+    if first.classes is None:
+        return result
+    return replace(result, provenance={**result.provenance, "classes": [*first.classes]})
 
 
 def _check(score: str, *, models: int, epochs: int, window: int) -> None:

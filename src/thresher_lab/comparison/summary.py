@@ -393,11 +393,9 @@ def _at_cost(kind: str, cost: float) -> str:
     """Returns what a control costs beside its method; none but a placebo costs more than full training."""
     if kind == SAME_TIME:
         return ""
-    return (
-        " at the cost of full training"
-        if kind != "placebo" and round(cost, 3) > 1
-        else " at the same cost"
-    )
+    if kind != "placebo" and round(cost, 3) > 1:
+        return " at the cost of full training"
+    return " at the same cost"
 
 
 def _unclear(paired: Paired, needed: int | None) -> str:
@@ -647,11 +645,9 @@ def _whole(results: Mapping[str, Any]) -> bool:
 
 def _in_words(results: Mapping[str, Any], amount: float) -> str:
     """Returns an amount of the metric, which is in points where the metric is a share."""
-    return (
-        f"{amount:.2g} point{'s' if f'{amount:.2g}' != '1' else ''}"
-        if _whole(results)
-        else f"{amount:.3g}"
-    )
+    if _whole(results):
+        return f"{amount:.2g} point{'s' if f'{amount:.2g}' != '1' else ''}"
+    return f"{amount:.3g}"
 
 
 def rates_sentences(results: Mapping[str, Any]) -> list[str]:

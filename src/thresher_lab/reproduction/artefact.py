@@ -489,11 +489,9 @@ def batches_of(spec: Spec) -> str:
     if not in_batch:
         return FULL_BATCHES
     batch = in_batch[0].batch
-    return (
-        FILLED_BATCHES
-        if batch.get("forward_passes") == "twice" and batch.get("spend") != "batches"
-        else SMALLER_BATCHES
-    )
+    if batch.get("forward_passes") == "twice" and batch.get("spend") != "batches":
+        return FILLED_BATCHES
+    return SMALLER_BATCHES
 
 
 def specs_of(part: ArtefactPart, scores: Path | None) -> dict[str, Spec]:

@@ -272,11 +272,9 @@ def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
 
 
 def _figure(claim: Mapping[str, Any]) -> str:
-    return (
-        "-"
-        if claim["mean"] is None
-        else with_interval(claim["mean"], claim["ci95"], claim["scale"])
-    )
+    if claim["mean"] is None:
+        return "-"
+    return with_interval(claim["mean"], claim["ci95"], claim["scale"])
 
 
 def _limit(claim: Mapping[str, Any]) -> str:

@@ -469,11 +469,9 @@ def _problem(error: Any) -> str:
         message = "should be an object with fields"
     if error["type"] == "value_error":
         return f"in `{place}`, {message}" if place else message
-    return (
-        f"`{place}` {message}, got {error['input']!r:.40}"
-        if place
-        else f"the content {message}, got {error['input']!r:.40}"
-    )
+    if place:
+        return f"`{place}` {message}, got {error['input']!r:.40}"
+    return f"the content {message}, got {error['input']!r:.40}"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -356,11 +356,9 @@ class Session:
             "scheduler": self.scheduler,
             **self.training.also,
         }
-        return (
-            parts
-            if self.accelerator.scaler is None
-            else parts | {"scaler": self.accelerator.scaler}
-        )
+        if self.accelerator.scaler is None:
+            return parts
+        return parts | {"scaler": self.accelerator.scaler}
 
     def _train_epoch(self, epoch: int, steps: int | None) -> None:
         if isinstance(self.loader.sampler, DistributedSampler):
@@ -750,11 +748,9 @@ def epochs_file(samples_to: Path | None, checkpoint: Checkpoint | None) -> Path 
     """Returns the file for the finished epochs of every sample: the one of the checkpoint, else a hidden file next to the result."""
     if samples_to is None:
         return None
-    return (
-        samples_to.with_name(f".{samples_to.name}.epochs")
-        if checkpoint is None
-        else checkpoint.epochs_in
-    )
+    if checkpoint is None:
+        return samples_to.with_name(f".{samples_to.name}.epochs")
+    return checkpoint.epochs_in
 
 
 def counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:

@@ -38,11 +38,9 @@ def why_no_placebo(method: Method) -> str:
         chooses_by = defines(method, "full_pass") or ((needs.records or optional) and columns)
     else:
         return f"{name} decides before training; a placebo is for methods of the epoch and the batch stage"
-    return (
-        ""
-        if chooses_by
-        else f"{name} chooses without losses or scores: there is nothing to permute"
-    )
+    if chooses_by:
+        return ""
+    return f"{name} chooses without losses or scores: there is nothing to permute"
 
 
 def placebo_of(method: Method) -> Any:

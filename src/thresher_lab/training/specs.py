@@ -303,11 +303,9 @@ def parse_seeds(text: str) -> list[int]:
 
 def _parse_spec(text: str) -> Spec:
     parts = list(methods.split_outside_brackets(text, "+"))
-    return (
-        _parse_method(text)
-        if len(parts) == 1
-        else Composition(tuple(_parse_method(part) for part in parts))
-    )
+    if len(parts) == 1:
+        return _parse_method(text)
+    return Composition(tuple(_parse_method(part) for part in parts))
 
 
 def _parse_method(text: str) -> MethodSpec:

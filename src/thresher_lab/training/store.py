@@ -126,11 +126,11 @@ class Store:
     def run(self, key: str) -> dict[str, Any] | None:
         """Returns a finished run; None if there is none."""
         path = self._file(key)
-        return (
-            read_checked(path, StoredRun, "Delete the file; the same command trains the run again")
-            if path.exists()
-            else None
-        )
+        if path.exists():
+            return read_checked(
+                path, StoredRun, "Delete the file; the same command trains the run again"
+            )
+        return None
 
     def save_run(self, key: str, run: dict[str, Any]) -> None:
         """Writes the file of a finished run."""
