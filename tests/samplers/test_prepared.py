@@ -17,6 +17,7 @@ import thresher
 from depth import depth
 from thresher.samplers import (
     BalancedBatchSampler,
+    ClusteredBatchSampler,
     Grouped,
     Shuffle,
     StratifiedBatchSampler,
@@ -31,6 +32,7 @@ KINDS = {
     "Balanced, P x K": lambda values, **settings: BalancedBatchSampler(
         values % 2, classes_per_batch=2, samples_per_class=3, **settings
     ),
+    "Clustered": lambda values, **settings: ClusteredBatchSampler(values % 5, 8, **settings),
     "Stratified": lambda values, **settings: StratifiedBatchSampler(values % 5, 8, **settings),
 }
 
@@ -77,6 +79,44 @@ def test_each_sample_comes_as_often_as_in_one_process(kind, n, world, drop_last,
         assert whole <= found and (found - whole).total() < world * size
     else:
         assert found == whole
+
+
+def test_batch_samplers_take_the_epoch_of_the_prepared_loader():
+    def prepare():
+        return accelerate.prepare_data_loader(
+            DataLoader(range(60), batch_sampler=Grouped(range(1, 61), 8, num_replicas=1, rank=0)),
+            num_processes=2,
+            process_index=0,
+        )
+
+    loader = prepare()
+    epochs = [[batch.tolist() for batch in loader] for _ in range(2)]
+    resumed = prepare()
+    resumed.set_epoch(1)
+    assert [batch.tolist() for batch in resumed] == epochs[1] != epochs[0]
+
+
+def test_batches_that_are_not_full_are_dealt_out():
+    for epoch in range(5):
+        rows = set()
+        for rank in range(2):
+            batches = ClusteredBatchSampler(np.arange(45) % 5, 4, num_replicas=1, rank=0)
+            loader = accelerate.prepare_data_loader(
+                DataLoader(range(45), batch_sampler=batches), num_processes=2, process_index=rank
+            )
+            loader.set_epoch(epoch)
+            batches.set_epoch(epoch)
+            rows.update(row for batch in loader for row in batch.tolist())
+        assert rows == {*range(45)}
+
+
+def test_a_loop_that_began_before_set_epoch_is_refused():
+    loader = DataLoader(range(60), 4, sampler=Shuffle(60), num_workers=1)
+    batches = iter(loader)
+    loader.sampler.set_epoch(2)
+    with pytest.raises(RuntimeError, match=r"set_epoch\(2\) was called after a loop over epoch 0"):
+        list(batches)
+    assert len(list(loader)) == 15
 
 
 class Reader(IterableDataset):

@@ -61,7 +61,7 @@ class ClusteredBatchSampler(BatchComposer):
     ) -> None:
         super().__init__(seed, num_replicas, rank, drop_last, batch_size=batch_size)
         self.codes = codes_of(clusters)
-        self.batch_size = self._rows_per_item = batch_size
+        self._rows_per_item = batch_size
 
     @property
     def samples(self) -> int:
@@ -85,7 +85,7 @@ class ClusteredBatchSampler(BatchComposer):
 
     def _cut(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns rows with the full batches of all clusters first, and the numbers of rows of the batches."""
-        size = self.batch_size
+        size = self._rows_per_item
         codes = self.codes[rows]
         begins = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
         counts = np.diff(np.append(begins, len(rows)))

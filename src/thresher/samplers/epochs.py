@@ -73,6 +73,8 @@ DEALERS = ("BatchSamplerShard", "_DatasetSamplerWrapper")
 """Classes of accelerate and Lightning, by name, that divide the order of a sampler among the processes."""
 DISPATCHER = "DataLoaderDispatcher"
 """Class of accelerate that reads all batches in the first process, and sends them to the others (dispatch_batches=True)."""
+PREPARED = ("DataLoaderShard", DISPATCHER)
+"""Loaders of accelerate, by name, whose `iteration` is the number of the epoch."""
 
 
 class EpochSampler(Sampler[Any]):
@@ -185,6 +187,8 @@ class EpochSampler(Sampler[Any]):
             raise ValueError(
                 f"{name}: `consumed` must be a number of items of all processes together, 0 to {most}, got {consumed}"
             )
+        if self._begun is not None and self._begun.epoch != epoch:
+            self._begun.left_for = epoch
         self.epoch = epoch
         self.consumed = consumed or 0
         self._begun = None
@@ -233,14 +237,26 @@ class EpochSampler(Sampler[Any]):
         )
 
     def _check_loop(self) -> str | None:
-        """Checks the dataset of the loader that loops over the sampler; returns the class that divides the order, if any."""
+        """Checks the dataset of the loader that loops over the sampler, and sets the epoch of the training.
+
+        Returns:
+            The class that divides the order, if any.
+        """
         # A sampler is not told who loops over it: only the calls that lead here know the dataset and other divisions.
         frame = sys._getframe(2)
         dealer: str | None = None
         dataset: Any = None
+        epoch: int | None = None
+        combines = False
         while frame is not None:
             caller = frame.f_locals.get("self")
             name = type(caller).__name__
+            if name in PREPARED and epoch is None:
+                epoch = getattr(caller, "iteration", None)
+            # Lightning begins the first loop of a resumed training before it calls set_epoch.
+            combines = combines or (name, frame.f_code.co_name) == ("CombinedLoader", "__iter__")
+            if name == "_FitLoop" and combines and epoch is None:
+                epoch = epoch_of_fit(caller)
             if name in (*DEALERS, DISPATCHER):
                 dealer = name
             elif isinstance(
@@ -252,6 +268,8 @@ class EpochSampler(Sampler[Any]):
             frame = frame.f_back
         if hasattr(dataset, "__len__"):
             self.check_size(len(dataset))
+        if epoch is not None:
+            self.set_epoch(epoch)
         return dealer
 
     def check_size(self, size: int) -> None:
@@ -331,6 +349,18 @@ class EpochSampler(Sampler[Any]):
                     "another order. Create the sampler with the same arguments as the saved one."
                 )
         self.set_epoch(state["epoch"], state["consumed"])
+
+
+def epoch_of_fit(loop: Any) -> int:
+    """Returns the epoch that the fit loop of Lightning is about to train.
+
+    Args:
+        loop: The loop; after a resume it may not have counted an epoch whose last batch was trained on.
+    """
+    progress = loop.epoch_progress.current
+    if loop.restarting and loop.epoch_loop.batch_progress.is_last_batch:
+        return progress.started
+    return progress.processed
 
 
 def even_sizes(rows: int, batches: int) -> NDArray[np.int64]:
@@ -418,6 +448,8 @@ class EpochIds:
         self._first = consumed
         self.epoch = epoch
         """Epoch of the pass; None until it begins."""
+        self.left_for: int | None = None
+        """Epoch that `set_epoch` has set since the pass began, if it is another one."""
         self._place = 0
         self._order: Any = None
         self._ahead = torch.empty(0, dtype=torch.int64)
@@ -503,6 +535,12 @@ class SamplerPass(Iterator[Any]):
             self._ids.unused = operator.length_hint(self._rest)
             self._item_of = self._ids.item_of()
             item = next(self._rest)
+        if self._ids.left_for is not None:
+            raise RuntimeError(
+                f"{type(self._sampler).__name__}: set_epoch({self._ids.left_for}) was called after a loop over epoch "
+                f"{self._ids.epoch} had begun, as if its batches were of epoch {self._ids.left_for}. Call set_epoch before "
+                "the loop begins; with workers, before iter(loader)."
+            )
         self._ids.unused -= 1
         return item if self._item_of is None else self._item_of(item)
 
