@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -338,29 +339,64 @@ def _dead_with(rewards: Tensor, size: int) -> float:
 
 
 class Uniform:
-    """Policy that chooses every prompt once, in random order, and then starts again.
+    """Policy that chooses every group of prompts once, in random order, and then starts again.
 
-    A policy is any object with these four methods. It has a random generator of its own, and must be the same on every rank.
+    A policy is any object with the methods `propose`, `observe`, `state_dict` and `load_state_dict`. It has a random generator
+    of its own, and must be the same on every rank. The policies here choose a group, and then the next prompt of the group.
+    What they learn from rewards, they learn about groups. The prompts of a group come in turn, in an order drawn once.
 
     Args:
         prompts: Number of prompts, 1 or more.
+        groups: Group of each prompt, such as its difficulty, source or domain: whole numbers or strings, shape (prompts,).
+            Default: each prompt is a group.
+        floor: Share of the prompts, on average, that come from all groups equally often, whatever their rewards were, [0, 1].
+            Default: 0.
         seed: Random seed. Default: 0.
 
+    Attributes:
+        names: Groups, sorted; the other attributes number them in this order.
+
     Raises:
-        ValueError: `prompts` is below 1.
+        ValueError: `prompts` is below 1, `groups` has another shape or other values, or `floor` is out of its range.
 
     Example:
         >>> policy = Uniform(4)
         >>> sorted(policy.propose(3) + policy.propose(1))
         [0, 1, 2, 3]
+        >>> policy = Uniform(4, groups=["code", "math", "math", "math"])
+        >>> policy.propose(6).count(0)
+        3
     """
 
-    def __init__(self, prompts: int, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        prompts: int,
+        *,
+        groups: ArrayLike | Tensor | None = None,
+        floor: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        name = type(self).__name__
         if prompts < 1:
-            raise ValueError(f"{type(self).__name__}: `prompts` must be 1 or more, got {prompts}")
+            raise ValueError(f"{name}: `prompts` must be 1 or more, got {prompts}")
+        if not 0 <= floor <= 1:
+            raise ValueError(f"{name}: `floor` must be a share, within [0, 1], got {floor!r}")
+        values = np.arange(prompts) if groups is None else np.asarray(groups)
+        if values.shape != (prompts,) or values.dtype.kind not in "biuU":
+            raise ValueError(
+                f"{name}: `groups` must be whole numbers or strings, shape ({prompts},), got "
+                f"{values.dtype}, shape {values.shape}"
+            )
+        names, numbers = np.unique(values, return_inverse=True)
         self.prompts = prompts
+        self.names: list[Any] = names.tolist()
+        self.floor = floor
         self.generator = torch.Generator().manual_seed(seed)
         self.queue = torch.empty(0, dtype=torch.int64)
+        self.group = torch.from_numpy(numbers)
+        self.turn = torch.zeros(len(names), dtype=torch.int64)
+        shuffled = torch.randperm(prompts, generator=torch.Generator().manual_seed(seed))
+        self.order = shuffled[self.group[shuffled].argsort(stable=True)]
 
     def propose(self, k: int) -> list[int]:
         """Returns the ids of the k prompts to sample rollouts for next: a list of numbers in [0, prompts).
@@ -368,10 +404,20 @@ class Uniform:
         Args:
             k: Number of prompts, 1 or more.
         """
-        return self._next(k).tolist()
+        equally = 0
+        if self.floor > 0:
+            equally = int((torch.rand(k, generator=self.generator) < self.floor).sum())
+        groups = torch.cat((self._next(equally), self._choose(k - equally)))
+        sizes = self.group.bincount()
+        starts = sizes.cumsum(0) - sizes
+        ids: list[int] = []
+        for group in groups.tolist():
+            ids.append(int(self.order[starts[group] + self.turn[group] % sizes[group]]))
+            self.turn[group] += 1
+        return ids
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Updates the policy with the rewards of rollouts.
+        """Updates the policy with the rewards of rollouts. All rollouts of a group in one call count as one visit.
 
         Args:
             ids: Ids of the prompts.
@@ -380,7 +426,9 @@ class Uniform:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as tensors and plain values."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors = {
+            name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return {**tensors, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -388,27 +436,46 @@ class Uniform:
 
         Args:
             state: State that `state_dict` returned.
+
+        Raises:
+            ValueError: The state is that of other groups.
         """
+        if not torch.equal(state["group"], self.group):
+            raise ValueError(
+                f"{type(self).__name__}: the state is of {len(state['group'])} prompts in other `groups`"
+            )
         self.generator.set_state(state["generator"])
         for name, value in state.items():
             if name != "generator":
                 setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
 
+    def _choose(self, k: int) -> Tensor:
+        """Returns the groups of the next k prompts."""
+        return self._next(k)
+
     def _next(self, k: int) -> Tensor:
         while len(self.queue) < k:
-            self.queue = torch.cat(
-                (self.queue, torch.randperm(self.prompts, generator=self.generator))
-            )
-        ids = self.queue[:k]
+            more = torch.randperm(len(self.names), generator=self.generator)
+            self.queue = torch.cat((self.queue, more))
+        groups = self.queue[:k]
         self.queue = self.queue[k:]
-        return ids
+        return groups
+
+    def _sums(self, ids: list[int], values: Tensor) -> Tensor:
+        """Returns the sum of the values of all prompts of each group."""
+        zeros = torch.zeros(len(self.names), dtype=torch.float64)
+        return zeros.index_add(0, self.group[torch.tensor(ids)], values.double().cpu())
 
 
 class Greso(Uniform):
-    """Policy that tends to skip prompts whose recent rollouts all had the same reward (GRESO, arXiv:2506.02177).
+    """Policy that tends to skip groups of prompts whose recent rollouts gave no signal (GRESO, arXiv:2506.02177).
+
+    A visit of a group counts as too easy (too hard) if the rollouts of each of its prompts had equal and high (low) rewards.
 
     Args:
         prompts: Number of prompts, 1 or more.
+        groups: Group of each prompt. Default: each prompt is a group.
+        floor: Share of the prompts that come from all groups equally often, [0, 1]. Default: 0.
         seed: Random seed. Default: 0.
 
     Example:
@@ -419,36 +486,33 @@ class Greso(Uniform):
         True
     """
 
-    def __init__(self, prompts: int, *, seed: int = 0) -> None:
-        super().__init__(prompts, seed=seed)
-        self.easy, self.hard = (torch.zeros(prompts, dtype=torch.int64) for _ in range(2))
+    def __init__(
+        self,
+        prompts: int,
+        *,
+        groups: ArrayLike | Tensor | None = None,
+        floor: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(prompts, groups=groups, floor=floor, seed=seed)
+        self.easy, self.hard = (torch.zeros_like(self.turn) for _ in range(2))
         self.bases = Exploration()
 
-    def propose(self, k: int) -> list[int]:
-        """Returns the ids of the k prompts to sample rollouts for next."""
-        chances = rollout_chances(self.easy, self.hard, self.bases)
-        prompts = torch.empty(0, dtype=torch.int64)
-        while len(prompts) < k:
-            missing = k - len(prompts)
-            prompts = torch.cat(
-                (prompts, choose_prompts(self._next(missing), chances, missing, self.generator))
-            )
-        return prompts.tolist()
-
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Counts at how many of the last visits all rollouts of a prompt had equal rewards, and adapts the factors."""
+        """Counts at how many of its last visits all prompts of a group gave no signal, and adapts the factors."""
         scored = ~rewards.isnan().all(1)
         if not scored.any():
             return
-        known = torch.tensor(ids)[scored.cpu()]
-        rewards = rewards[scored].cpu()
-        same = ~has_signal(rewards)
-        mean = rewards.nanmean(1)
-        easy = same & (mean >= 0.5)
-        hard = same & (mean < 0.5)
-        self.easy[known] = torch.where(easy, self.easy[known] + 1, 0)
-        self.hard[known] = torch.where(hard, self.hard[known] + 1, 0)
-        self.bases = self.bases.adjusted(float(easy.double().mean()), float(hard.double().mean()))
+        same = scored & ~has_signal(rewards)
+        easy = same & (rewards.nanmean(1) >= 0.5)
+        hard = same & ~easy
+        count = self._sums(ids, scored)
+        visited = count > 0
+        for visits, prompts in ((self.easy, easy), (self.hard, hard)):
+            every = self._sums(ids, prompts) == count
+            visits[visited] = torch.where(every, visits + 1, 0)[visited]
+        shares = [float(one[scored].double().mean()) for one in (easy, hard)]
+        self.bases = self.bases.adjusted(shares[0], shares[1])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as tensors and plain values."""
@@ -459,14 +523,26 @@ class Greso(Uniform):
         super().load_state_dict(state)
         self.bases = Exploration(*state["bases"])
 
+    def _choose(self, k: int) -> Tensor:
+        chances = rollout_chances(self.easy, self.hard, self.bases)
+        chosen = torch.empty(0, dtype=torch.int64)
+        while len(chosen) < k:
+            missing = k - len(chosen)
+            kept = choose_prompts(self._next(missing), chances, missing, self.generator)
+            chosen = torch.cat((chosen, kept))
+        return chosen
+
 
 class Thompson(Uniform):
-    """Policy that prefers prompts whose pass rate is near a target (MoPPS, arXiv:2507.04632).
+    """Policy that prefers groups of prompts whose pass rate is near a target (MoPPS, arXiv:2507.04632).
 
-    It draws pass rates from a Beta posterior of each prompt, and takes the draws nearest to the target (Thompson sampling).
+    For each candidate, a random prompt, it draws a pass rate from the Beta posterior of its group, and takes the draws nearest
+    to the target (Thompson sampling).
 
     Args:
         prompts: Number of prompts, 1 or more.
+        groups: Group of each prompt. Default: each prompt is a group.
+        floor: Share of the prompts that come from all groups equally often, [0, 1]. Default: 0.
         seed: Random seed. Default: 0.
         target: Pass rate to prefer, (0, 1). Default: 0.5.
         decay: Factor on the weight of older rewards with each new visit, (0, 1]. Default: 0.5.
@@ -476,35 +552,31 @@ class Thompson(Uniform):
         ValueError: An argument is out of its range.
 
     Example:
-        >>> policy = Thompson(2, pool=2)
-        >>> for _ in range(20):
-        ...     policy.observe([0, 1], torch.tensor([[1.0] * 8, [1.0, 0.0] * 4]))
-        >>> sum(policy.propose(1)[0] for _ in range(20)) > 15
+        >>> policy = Thompson(8, groups=["hard", "fair"] * 4)
+        >>> policy.observe([0, 1], torch.tensor([[0.0] * 8, [1.0, 0.0] * 4]))
+        >>> sum(policy.propose(1)[0] % 2 for _ in range(20)) > 15
         True
     """
 
     def __init__(
-        self, prompts: int, *, seed: int = 0, target: float = 0.5, decay: float = 0.5, pool: int = 4
+        self,
+        prompts: int,
+        *,
+        groups: ArrayLike | Tensor | None = None,
+        floor: float = 0.0,
+        seed: int = 0,
+        target: float = 0.5,
+        decay: float = 0.5,
+        pool: int = 4,
     ) -> None:
-        super().__init__(prompts, seed=seed)
+        super().__init__(prompts, groups=groups, floor=floor, seed=seed)
         if not (0 < target < 1 and 0 < decay <= 1 and pool >= 1):
             wanted = "`target` must be within (0, 1), `decay` within (0, 1] and `pool` 1 or more"
             raise ValueError(f"Thompson: {wanted}, got {target}, {decay} and {pool}")
-        self.passed, self.failed = (torch.ones(prompts, dtype=torch.float64) for _ in range(2))
+        self.passed, self.failed = (torch.ones_like(self.turn).double() for _ in range(2))
         self.target = target
         self.decay = decay
         self.pool = pool
-
-    def propose(self, k: int) -> list[int]:
-        """Returns the ids of the k prompts in a random pool whose draws are nearest to the target."""
-        pool = torch.randperm(self.prompts, generator=self.generator)[: self.pool * k]
-        gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
-        passed, failed = (
-            gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed)
-        )
-        nearest = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
-        # If there are fewer prompts than k, some are repeated.
-        return nearest.repeat(-(-k // len(nearest)))[:k].tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
         """Updates the posteriors of the pass rates.
@@ -520,8 +592,19 @@ class Thompson(Uniform):
             raise ValueError(
                 "Thompson: rewards must be within [0, 1]; scale the rewards, or use Greso or Uniform"
             )
-        known = torch.tensor(ids)
-        passed = rewards.double().nansum(1).cpu()
-        seen = (~rewards.isnan()).sum(1).double().cpu()
+        known = self.group[torch.tensor(ids)].unique()
+        passed = self._sums(ids, rewards.nansum(1))[known]
+        failed = self._sums(ids, (~rewards.isnan()).sum(1))[known] - passed
         self.passed[known] = self.decay * self.passed[known] + (1 - self.decay) + passed
-        self.failed[known] = self.decay * self.failed[known] + (1 - self.decay) + seen - passed
+        self.failed[known] = self.decay * self.failed[known] + (1 - self.decay) + failed
+
+    def _choose(self, k: int) -> Tensor:
+        # The pool has prompts, so that a group can be chosen several times.
+        pool = self.group[torch.randperm(self.prompts, generator=self.generator)[: self.pool * k]]
+        gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
+        passed, failed = (
+            gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed)
+        )
+        nearest = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
+        # If there are fewer prompts than k, some are repeated.
+        return nearest.repeat(-(-k // max(1, len(nearest))))[:k]

@@ -12,7 +12,16 @@ from thresher.testing import ContractError, check_policy
 
 @pytest.mark.parametrize("prompts", [1, 2, 12])
 @pytest.mark.parametrize(
-    "make", [rl.Uniform, rl.Greso, rl.Thompson, partial(rl.Thompson, target=0.3, pool=1)]
+    "make",
+    [
+        rl.Uniform,
+        rl.Greso,
+        rl.Thompson,
+        partial(rl.Thompson, target=0.3, pool=1),
+        partial(rl.Thompson, floor=1.0),
+        lambda prompts: rl.Greso(prompts, groups=[n % 5 for n in range(prompts)], floor=0.2),
+        lambda prompts: rl.Thompson(prompts, groups=["ab"[n % 2] for n in range(prompts)]),
+    ],
 )
 def test_policies_of_this_package_pass_and_leave_the_random_state(make: Any, prompts: int) -> None:
     before = torch.get_rng_state()
@@ -63,6 +72,9 @@ class Shared(rl.Uniform):
         ids = [int(self.counts.argmin()) for _ in range(k)]
         self.counts[ids[0]] += 1
         return ids
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counts": self.counts}
 
     def load_state_dict(self, state: Any) -> None:
         self.counts = state["counts"]
