@@ -1,5 +1,6 @@
 """The arms: ways to choose prompts and rollouts in GRPO, each trained until it has generated a number of tokens."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -99,10 +100,33 @@ def ready(done: Done) -> Iterator[Job]:
 
 
 def run(job: Job) -> dict[str, Any]:
+    """Trains once, and returns what `train` does."""
+    arm = ARMS[job.arm]
+    rows = tasks.prompts(job.task, PROMPTS, f"training {job.seed}", job.share)
+    policy = None if arm.policy is None else arm.policy(PROMPTS, seed=job.seed)
+    return train(job, rows, policy, arm.rollouts, **arm.settings)
+
+
+def train(
+    job: Job,
+    rows: list[dict[str, Any]],
+    policy: Any,
+    rollouts: int,
+    reward: Callable[..., list[float]] = tasks.reward,
+    **settings: Any,
+) -> dict[str, Any]:
     """Trains once, and returns the final reward in percent and the points of its curve.
 
-    A point has the number of steps, the tokens that were generated and trained on by then, and the mean pass rate of
-    prompts that are not trained on.
+    A point has the number of steps, the tokens that were generated and trained on by then, the mean pass rate of prompts that
+    are not trained on, and the CPU seconds of the training, without the time of this measurement.
+
+    Args:
+        job: The training.
+        rows: Prompts and answers to train on.
+        policy: Policy that chooses the prompts. Default: none.
+        rollouts: Number of rollouts of a prompt.
+        reward: Reward function.
+        settings: Further arguments of `thresher.trl.attach`.
     """
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from transformers import TrainerCallback
@@ -110,11 +134,12 @@ def run(job: Job) -> dict[str, Any]:
 
     import thresher.trl
 
-    arm, points = ARMS[job.arm], list[list[float]]()
+    points = list[list[float]]()
     held_out = tasks.problems(job.task, HELD_OUT, "looks" if job.looks else "held out")
 
     class Curve(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.process_time()
             self.point(0)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -122,14 +147,17 @@ def run(job: Job) -> dict[str, Any]:
             self.point(state.global_step)
 
         def point(self, step: int) -> None:
-            reward = float(tasks.pass_rates(trainer.model, held_out).mean())
-            points.append([step, picks.tokens_generated, picks.tokens_trained, round(reward, 5)])
+            measured_at = time.process_time()
+            spent = round(measured_at - self.began, 3)
+            rate = round(float(tasks.pass_rates(trainer.model, held_out).mean()), 5)
+            points.append([step, picks.tokens_generated, picks.tokens_trained, rate, spent])
+            self.began += time.process_time() - measured_at
 
     with TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=BATCH * arm.rollouts,
-            num_generations=arm.rollouts,
+            per_device_train_batch_size=BATCH * rollouts,
+            num_generations=rollouts,
             max_completion_length=tasks.LONGEST,
             learning_rate=RATE * job.factor,
             lr_scheduler_type="constant",
@@ -145,16 +173,14 @@ def run(job: Job) -> dict[str, Any]:
             disable_tqdm=True,
             log_level="error",
         )
-        rows = tasks.prompts(job.task, PROMPTS, f"training {job.seed}", job.share)
         trainer: Any = GRPOTrainer(
             model=tasks.base(job.task),
-            reward_funcs=tasks.reward,
+            reward_funcs=reward,
             args=config,
             train_dataset=Dataset.from_list(rows),
             processing_class=tasks.tokenizer(),
         )
-        policy = None if arm.policy is None else arm.policy(PROMPTS, seed=job.seed)
-        picks = thresher.trl.attach(trainer, policy, **arm.settings)
+        picks = thresher.trl.attach(trainer, policy, **settings)
         trainer.add_callback(Curve())
         trainer.train()
     return {

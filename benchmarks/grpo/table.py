@@ -91,7 +91,7 @@ def tokens_saved(
 def _tokens(own: Mapping[int, Curve], plain: Mapping[int, Curve], column: int) -> str:
     paired, target = tokens_saved(own, plain, column), target_of(plain)
     if paired is not None:
-        return f"{_interval(paired, 0)} %"
+        return f"{interval(paired, 0)} %"
     reached = [
         sum(until(curve, column, target) is not None for curve in of.values())
         for of in (own, plain)
@@ -99,7 +99,8 @@ def _tokens(own: Mapping[int, Curve], plain: Mapping[int, Curve], column: int) -
     return f"{reached[0]} of {len(own)} seeds reach it; plain: {reached[1]}"
 
 
-def _interval(paired: Paired, places: int = 1) -> str:
+def interval(paired: Paired, places: int = 1) -> str:
+    """Returns a mean with half of its 95 % interval."""
     if paired.low is None:
         return f"{paired.mean:+.{places}f}"
     return f"{paired.mean:+.{places}f} ± {paired.mean - paired.low:.{places}f}"
@@ -118,10 +119,10 @@ def _row(name: str, own: Mapping[int, Curve], plain: Mapping[int, Curve]) -> tup
     return (
         ARMS[name].text,
         f"{100 * fmean(reward_at(curve, GENERATED, BUDGET) for curve in own.values()):.1f}",
-        "" if name == PLAIN else _interval(less(GENERATED, BUDGET)),
+        "" if name == PLAIN else interval(less(GENERATED, BUDGET)),
         "" if name == PLAIN else _tokens(own, plain, GENERATED),
         "" if name == PLAIN else _tokens(own, plain, TRAINED),
-        "" if name == PLAIN else f"{_interval(less(STEPS, steps))} (after {steps:.0f})",
+        "" if name == PLAIN else f"{interval(less(STEPS, steps))} (after {steps:.0f})",
     )
 
 
