@@ -339,3 +339,21 @@ def test_a_subclass_with_batches_of_its_own_is_refused():
 def test_a_composer_needs_a_function():
     with pytest.raises(NotImplementedError):
         BatchComposer(0, 1, 0, False).compose(np.arange(3), 0)
+
+
+def test_history_has_the_tokens_of_batches_by_length() -> None:
+    lengths = np.array([9, 1, 2, 8, 1, 7])
+    loader = DataLoader(
+        TensorDataset(torch.randn(6, 3), torch.arange(6) % 2),
+        batch_sampler=Grouped(lengths, 2, window=1),
+    )
+    model = nn.Linear(3, 2)
+    run = thresher.attach(
+        thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1
+    )
+    for x, y in run.loader:
+        run.criterion(run.model(x), y).backward()
+    # Batches of (9, 8), (7, 2) and (1, 1).
+    entry = run.history[0]
+    assert (entry["tokens"], entry["padded_tokens"]) == (28, 18 + 14 + 2)
+    assert "17.6% of the tokens were padding" in run.summary()

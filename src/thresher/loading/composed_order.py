@@ -105,6 +105,21 @@ class ComposedOrder(UserOrder):
         epoch = self._epochs.begin(resumed=resumed, drawn=False)
         return lambda: self._make_composed(plan, epoch)
 
+    def tokens(self) -> dict[str, Any]:
+        """Returns the tokens of the last composed batches of all processes, without and with padding; see `UserOrder.tokens`."""
+        lengths = getattr(self._composer, "lengths", None)
+        if lengths is None or self._last is None:
+            return {}
+        order, ends = self._last[2]
+        if not len(order):
+            return {}
+        of_rows = np.asarray(lengths)[order]
+        longest = np.maximum.reduceat(of_rows, ends[:-1])
+        return {
+            "tokens": of_rows.sum().item(),
+            "padded_tokens": (longest * np.diff(ends)).sum().item(),
+        }
+
     def _make_composed(self, plan: PackedPlan, epoch: int) -> Epoch:
         order, ends = self._compose(plan, epoch)
         own = self._own(len(ends) - 1)

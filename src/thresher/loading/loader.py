@@ -204,6 +204,10 @@ class SelectedLoader(OfUser):
         full, rest = divmod(chosen, size)
         return full + bool(rest and not (self.order.drop_last and full))
 
+    def tokens(self) -> dict[str, Any]:
+        """Returns the numbers of tokens of the epoch, without and with padding; {} if they are unknown."""
+        return {} if isinstance(self.order, StreamOrder) else self.order.tokens()
+
     def ends(self, plan: PackedPlan) -> NDArray[np.int64]:
         """Returns where each batch of an epoch with this plan ends, after a leading 0; see `UserOrder.ends`."""
         assert isinstance(self.order, UserOrder)

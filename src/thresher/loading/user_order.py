@@ -132,6 +132,11 @@ def is_free(loader: DataLoader[Any]) -> bool:
     return known or shuffles_itself(sampler, n)
 
 
+def groups_by_length(loader: DataLoader[Any]) -> bool:
+    """Whether the order of a loader is that of `group_by_length` of Transformers."""
+    return type(inner_sampler(loader.batch_sampler)).__name__ in ONCE
+
+
 class SamplerEpochs:
     """The epochs of a sampler that numbers them itself, also after a resume.
 
@@ -343,6 +348,10 @@ class UserOrder:
             or type(self.sampler).__name__ in ONCE
             or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
         )
+
+    def tokens(self) -> dict[str, Any]:
+        """Returns `tokens` and `padded_tokens` of the epoch if the loader's batch sampler knows the lengths; else {}."""
+        return {}
 
     @property
     def yields_once(self) -> bool:

@@ -15,7 +15,7 @@ from thresher import selection
 from thresher.distributed.wrappers import SubsetModule, check_wrapping, inside, is_sharded
 from thresher.loading.samplers import check_loader, composes
 from thresher.loading.smaller_batches import rounded_up, too_few
-from thresher.loading.user_order import is_free
+from thresher.loading.user_order import groups_by_length, is_free
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import NOT_OF_VALUES
@@ -131,8 +131,10 @@ def _strata(
     requires = requirements_of(method)
     wanted = given.stratify
     if wanted == "auto":
-        # A sampler that composes its batches does so for every plan; stratified ones can be stratified by score as well.
+        # A sampler that composes its batches does so for every plan; stratified ones can be stratified by score as well. An
+        # order by length stays one without the samples that are left out.
         composed = composes(batches) and not isinstance(batches, StratifiedBatchSampler)
+        composed = composed or groups_by_length(given.loader)
         wanted = "class" if requires.order == "class" and not composed else None
     if wanted is None:
         return None

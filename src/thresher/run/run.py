@@ -121,6 +121,10 @@ def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted
     if "steps" in entry:
         went = f"{entry['backward']:,} went backward in " if counted else ""
         parts.append(f"{went}{entry['steps']:,} steps")
+    if "padded_tokens" in entry:
+        parts.append(
+            f"{1 - entry['tokens'] / entry['padded_tokens']:.1%} of the tokens were padding"
+        )
     if entry.get("lr_scale", 1.0) != 1.0:
         parts.append(f"learning rate times {entry['lr_scale']:.3g}")
     if entry.get("nonfinite"):

@@ -364,6 +364,7 @@ class Timeline:
                 "refreshed": plan.refreshed,
                 "lr_scale": plan.lr_scale,
                 **plan.facts,
+                **self._parts.loader.tokens(),
             }
         prefix = "" if len(config.methods) == 1 else "batch_"
         entry |= {prefix + name: value for name, value in self._stage.facts().items()}

@@ -164,6 +164,13 @@ class Grouped(BatchComposer):
         return len(self._sorted)
 
     @property
+    def lengths(self) -> NDArray[Any]:
+        """Length of each sample, shape (N,)."""
+        by_id = np.empty_like(self._lengths)
+        by_id[self._sorted] = self._lengths
+        return by_id
+
+    @property
     def total(self) -> int:
         """Number of batches of an epoch."""
         return self._total
