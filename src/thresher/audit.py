@@ -26,6 +26,7 @@ BeginEpoch = Callable[[Any, int], object]
 
 NAMED = 5
 """Largest number of ids that a line names."""
+DIVIDE = "pass sampler=DistributedSampler(dataset), or use accelerator.prepare(loader)"
 FEW = 10
 """Number of samples below which two shuffled orders may well be equal."""
 WORKERS = 2
@@ -100,7 +101,7 @@ def _sampler_of(loader: Any) -> Any:
     return None
 
 
-def _may_repeat(loader: Any) -> bool:
+def may_repeat(loader: Any) -> bool:
     """Whether a loader draws samples more or less often on purpose."""
     batches = loader.batch_sampler
     for one in (batches, getattr(batches, "sampler", None), loader.sampler):
@@ -164,7 +165,7 @@ def audit(
     loader: Any,
     *,
     epochs: int = 3,
-    world: Sequence[int] = (1, 2),
+    world: Sequence[int] | None = None,
     resume: bool = True,
     begin_epoch: BeginEpoch | None = None,
 ) -> Audit:
@@ -178,7 +179,8 @@ def audit(
             function without arguments that makes it, which is called for each check. A loader itself is iterated, so that its
             sampler moves on, and neither several processes nor a resume are checked.
         epochs: Number of epochs, 2 or more. Default: 3.
-        world: Numbers of processes. Several processes need a function at the top level of a module. Default: 1 and 2.
+        world: Numbers of processes. Several processes need a function at the top level of a module. Default: 1 and 2, where it
+            is only noted if the loader is not divided, so that each process would train on all samples.
         resume: Whether to save and load the state of the loader, or of its sampler from `thresher.samplers`. Default: True.
         begin_epoch: Function `(loader, epoch)` that your training calls before each epoch. Default: none.
 
@@ -201,7 +203,8 @@ def audit(
     found = Audit()
     is_made = callable(loader) and not isinstance(loader, DataLoader)
     made: Callable[[], Any] = loader if is_made else lambda: loader  # pyright: ignore[reportAssignmentType]
-    if 1 in world or not is_made:
+    sizes = (1, 2) if world is None else world
+    if 1 in sizes or not is_made:
         with rng.undisturbed(torch.device("cpu"), []), _process_group(made):
             reader = _Reader(made, begin_epoch)
             alone = reader.epochs(epochs)
@@ -210,9 +213,10 @@ def audit(
                 _check_states(found, made, begin_epoch, alone)
                 if resume:
                     _check_resume(found, made, begin_epoch)
-    for size in world:
+    for size in sizes:
         if size > 1 and is_made:
-            _check_processes(found, made, begin_epoch, epochs, size)
+            ranks = _read_processes(found, made, begin_epoch, epochs, size)
+            _check_processes(found, ranks, must_divide=world is not None)
     return found
 
 
@@ -252,7 +256,7 @@ def _check_alone(found: Audit, loader: Any, epochs: list[IdLists]) -> None:
     # Fewer than one batch is what drop_last leaves out, another part in each epoch.
     largest = max(map(len, epochs[0]), default=0)
     dropped = all(len(one) < largest for one in missing)
-    if _may_repeat(loader):
+    if may_repeat(loader):
         found.notes.append(f"the sampler draws with weights or repeats: {len(never)} never came")
     else:
         twice = np.flatnonzero(counts[0] > 1)
@@ -264,8 +268,12 @@ def _check_alone(found: Audit, loader: Any, epochs: list[IdLists]) -> None:
             found.problems.append(
                 f"{len(never)} of {n} samples never come in {len(epochs)} epochs: {_some(never)}. Look at the sampler's ids"
             )
-        elif len(missing[0]):
+        elif len(missing[0]) and dropped and _drops(loader):
             found.notes.append(f"an epoch leaves out {len(missing[0])} samples, as drop_last asks")
+        elif len(missing[0]):
+            found.problems.append(
+                f"{len(missing[0])} of {n} samples do not come in epoch 0: {_some(missing[0])}. Look at the sampler's ids"
+            )
     for first in range(len(epochs)):
         for second in range(first + 1, len(epochs)):
             if epochs[first] == epochs[second] and n >= FEW:
@@ -378,36 +386,55 @@ def _name_difference(
 # Several processes
 
 
+Rank = tuple[list[IdLists], bool, int]
+"""The epochs of a process, whether its loader repeats samples on purpose, and the number of samples."""
+
+
 def _read_rank(rank: int, size: int, folder: str, pickled: bytes, epochs: int) -> None:
     """Reads the epochs of one process, and writes them."""
     make, begin_epoch = pickle.loads(pickled)
     store = f"file://{folder}/store"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
     reader = _Reader(make, begin_epoch)
-    found = reader.epochs(epochs), _may_repeat(reader.loader), len(reader.loader.dataset)
+    found = reader.epochs(epochs), may_repeat(reader.loader), len(reader.loader.dataset)
     torch.save(found, Path(folder, f"{rank}.pt"))
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def _check_processes(
+def _read_processes(
     found: Audit,
     make: Callable[[], Any],
     begin_epoch: BeginEpoch | None,
     epochs: int,
     size: int,
-) -> None:
+) -> list[Rank]:
+    """Returns what each of several processes reads; [] if the function that makes the loader cannot be sent to them."""
     try:
         pickled = pickle.dumps((make, begin_epoch))
     except (pickle.PicklingError, AttributeError, TypeError):
         found.notes.append(
             f"{size} processes were not checked: they need a function at the top level of a module"
         )
-        return
+        return []
     with tempfile.TemporaryDirectory() as folder:
         spawn(_read_rank, (size, folder, pickled, epochs), nprocs=size)
-        ranks = [torch.load(Path(folder, f"{rank}.pt")) for rank in range(size)]
+        return [torch.load(Path(folder, f"{rank}.pt")) for rank in range(size)]
+
+
+def _check_processes(found: Audit, ranks: Sequence[Rank], *, must_divide: bool) -> None:
+    if not ranks:
+        return
+    size = len(ranks)
+    epochs = len(ranks[0][0])
     n = ranks[0][2]
+    drawn = np.sum([_counts(rank[0][0], n) > 0 for rank in ranks], axis=0)
+    undivided = not ranks[0][1] and (drawn == size).sum() > n / 2
+    if undivided and not must_divide:
+        found.notes.append(
+            f"{size} processes would each train on all samples: {DIVIDE}. One process needs nothing"
+        )
+        return
     for epoch in range(epochs):
         problem = _compare_ranks([rank[0][epoch] for rank in ranks], n, repeats=ranks[0][1])
         if problem:
@@ -438,47 +465,63 @@ def _compare_ranks(ranks: list[IdLists], n: int, *, repeats: bool) -> str:
     # The first samples come again, or the last are left out, to give the processes equal parts.
     batch = max((len(one) for rank in ranks for one in rank), default=1)
     if shared >= size * batch or (shared and (counts > 1).all()):
-        return (
-            f"{shared} of {n} samples come in more than one process. Pass sampler=DistributedSampler(dataset), or use "
-            "accelerator.prepare(loader)"
-        )
+        return f"{shared} of {n} samples come in more than one process: {DIVIDE}"
     if len(never) >= size * batch or (len(never) and shared):
         return f"{len(never)} samples come in no process: {_some(never)}. Give all processes the same seed and data"
     return ""
 
 
-def audit_counts(counts: torch.Tensor, epochs: int, *, every: bool) -> Audit:
+def audit_counts(
+    counts: torch.Tensor, complete: int, partial: int = 0, *, every: bool, dropped: int = 0
+) -> Audit:
     """Checks how often each sample was trained on; see `Run.audit`.
 
     Args:
         counts: Number of times that each sample was trained on, shape (N,), integers.
-        epochs: Number of complete epochs.
+        complete: Number of complete epochs.
+        partial: Number of epochs that the loop left early or is in. Default: 0.
         every: Whether each sample should have been trained on once an epoch.
+        dropped: Number of samples that `drop_last` leaves out of an epoch. Default: 0.
 
     Example:
         >>> print(audit_counts(torch.tensor([2, 2, 1]), 2, every=True))
-        3 samples, trained on 1 to 2 times in 2 epochs
-        PROBLEM: 1 of 3 samples were trained on less often than once an epoch: 2. Look for batches that the loop skips
+        3 samples, trained on 1 to 2 times in 2 complete epochs
+        PROBLEM: 1 of 3 samples were trained on less often than once a complete epoch: 2. Look for ids and batches left out
     """
     low = counts.min().item()
     high = counts.max().item()
+    unfinished = f" and {partial} that are not" if partial else ""
     found = Audit(
-        facts=[f"{len(counts):,} samples, trained on {low} to {high} times in {epochs} epochs"]
+        facts=[
+            f"{len(counts):,} samples, trained on {low} to {high} times in {complete} complete epochs{unfinished}"
+        ]
     )
     numbers = counts.numpy()
     never = np.flatnonzero(numbers == 0)
+    rare = np.flatnonzero(numbers < complete)
+    often = np.flatnonzero(numbers > complete + partial)
+    lacking = np.sum(complete - numbers[rare])
+    if 0 < lacking <= complete * dropped:
+        found.notes.append(f"an epoch leaves out {dropped} samples, as drop_last asks")
+        rare = rare[:0]
+    if len(never) and not (every and len(rare)):
+        found.notes.append(f"{len(never)} samples were never trained on: {_some(never)}")
     if not every:
-        if len(never):
-            found.notes.append(f"{len(never)} samples were never trained on: {_some(never)}")
         return found
-    rare = np.flatnonzero(numbers < epochs)
-    often = np.flatnonzero(numbers > epochs)
     for ids, how, look in (
-        (rare, "less often than", "Look for batches that the loop skips"),
-        (often, "more often than", "Look for a resume that starts an epoch over"),
+        (
+            rare,
+            "less often than once a complete",
+            "Look for ids and batches left out",
+        ),
+        (
+            often,
+            "more often than once an",
+            "Look for repeated ids, and for a resume that starts an epoch over",
+        ),
     ):
         if len(ids):
             found.problems.append(
-                f"{len(ids)} of {len(counts)} samples were trained on {how} once an epoch: {_some(ids)}. {look}"
+                f"{len(ids)} of {len(counts)} samples were trained on {how} epoch: {_some(ids)}. {look}"
             )
     return found

@@ -193,7 +193,7 @@ def with_gaps():
         (distributed, set_epoch, None),
         (grouped, None, None),
         (distributed, None, "two epochs have the same order"),
-        (shuffled_in_each_process, None, "come in more than one process. Pass sampler=Distributed"),
+        (shuffled_in_each_process, None, "come in more than one process: pass sampler=Distributed"),
         (unlike, None, "unlike numbers of batches"),
         (with_gaps, None, "samples come in no process"),
     ],
@@ -202,6 +202,27 @@ def test_two_processes(make, begin_epoch, message):
     found = audit(make, world=(2,), epochs=2, resume=False, begin_epoch=begin_epoch)
     told = [one for one in found.problems if one.startswith("2 processes")]
     assert bool(told) == (message is not None) and (message or "") in " ".join(told)
+
+
+def test_a_loader_for_one_process_is_no_problem_by_default():
+    found = audit(shuffled_in_each_process, epochs=2, resume=False)
+    assert not found.problems
+    assert any(one.startswith("2 processes would each train on all") for one in found.notes)
+
+
+class Forgetful(Sampler):
+    """A sampler that leaves out other samples in each epoch."""
+
+    def __iter__(self):
+        return iter(torch.randperm(len(DATA))[:-7].tolist())
+
+    def __len__(self):
+        return len(DATA) - 7
+
+
+def test_samples_that_a_sampler_forgets_are_not_called_dropped():
+    found = audit(lambda: DataLoader(DATA, 8, sampler=Forgetful()), world=(1,))
+    assert f"7 of {len(DATA)} samples do not come in epoch 0" in found.problems[0]
 
 
 def test_several_processes_need_a_function_of_a_module():
@@ -234,13 +255,14 @@ def test_one_epoch_is_too_few():
 # What a run has trained on
 
 
-def trained(method, *, skip=()):
+def trained(method, *, skip=(), stop=None, **how):
     model = nn.Linear(1, 4)
     data = TensorDataset(torch.randn(40, 1), torch.arange(40) % 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data, **{"batch_size": 8, **(how or {"shuffle": True})})
     run = thresher.attach(
         method,
-        loader=DataLoader(data, 8, shuffle=True),
+        loader=loader,
         criterion=nn.CrossEntropyLoss(),
         model=model,
         optimizer=optimizer,
@@ -248,6 +270,8 @@ def trained(method, *, skip=()):
     )
     for _ in range(2):
         for number, (x, y) in enumerate(run.loader):
+            if number == stop:
+                break
             if number not in skip:
                 optimizer.zero_grad()
                 run.criterion(run.model(x), y).backward()
@@ -257,12 +281,41 @@ def trained(method, *, skip=()):
 
 def test_a_run_says_how_often_samples_were_trained_on():
     found = trained(thresher.FullData()).audit()
-    assert found.facts == ["40 samples, trained on 2 to 2 times in 2 epochs"]
+    assert found.facts == ["40 samples, trained on 2 to 2 times in 2 complete epochs"]
     assert not found.problems and not found.notes
     found = trained(thresher.FullData(), skip=[1]).audit()
-    assert "trained on less often than once an epoch" in found.problems[0]
+    assert "trained on less often than once a complete epoch" in found.problems[0]
     found = trained(thresher.UniformSubset(keep=0.5)).audit()
     assert "samples were never trained on" in found.notes[0] and not found.problems
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([*range(33)], "7 of 40 samples were trained on less often than once a complete epoch: 33"),
+        ([*range(39), 0], "1 of 40 samples were trained on more often than once an epoch: 0"),
+    ],
+)
+def test_a_run_finds_what_its_sampler_leaves_out_or_repeats(ids, message):
+    problems = trained(thresher.FullData(), sampler=ids).audit().problems
+    assert any(message in one for one in problems)
+
+
+def test_a_loop_that_is_left_early_trains_on_no_sample_too_often():
+    found = trained(thresher.FullData(), stop=3).audit()
+    assert not found.problems
+    assert found.facts[0].endswith("in 0 complete epochs and 2 that are not")
+
+
+def test_what_drop_last_leaves_out_of_a_run_is_no_problem():
+    found = trained(thresher.FullData(), shuffle=True, drop_last=True, batch_size=7).audit()
+    assert not found.problems
+    assert "an epoch leaves out 5 samples, as drop_last asks" in found.notes
+
+
+def test_samples_that_are_drawn_with_replacement_are_no_problem():
+    sampler = WeightedRandomSampler(torch.ones(40), 40)
+    assert not trained(thresher.FullData(), sampler=sampler).audit().problems
 
 
 def test_a_sample_that_comes_too_often():

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from thresher.attribution.tracked_model import TrackedModel
-from thresher.audit import Audit, audit_counts
+from thresher.audit import Audit, audit_counts, may_repeat
 from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
@@ -467,16 +467,24 @@ class Run(Uncopied):
         """Says how often the samples were trained on, for loops that skip batches, break or resume.
 
         Returns:
-            An audit like that of `thresher.testing.audit`. Without selection, it has a problem if a sample was trained on more or
-            less often than once a complete epoch; with a method, it notes the samples that were never trained on.
+            An audit like that of `thresher.testing.audit`. Without selection, it has a problem if a sample was trained on less
+            often than once a complete epoch, or more often than once an epoch; it notes the samples that were never trained on.
 
         Raises:
             RuntimeError: This is not process 0.
         """
-        methods = self._parts.config.methods
-        every = all(isinstance(one, FullData) for one in methods) and self._parts.loader.yields_once
-        complete = [entry for entry in self.history if entry["complete"]]
-        return audit_counts(self.trained.cpu(), len(complete), every=every)
+        parts = self._parts
+        full = all(isinstance(one, FullData) for one in parts.config.methods)
+        history = self.history
+        complete = sum(entry["complete"] for entry in history)
+        partial = len(history) - complete + self._timeline.progress.active
+        order = parts.loader.order
+        size = parts.config.world.size
+        dropped = 0
+        if order.drop_last and parts.loader.n is not None:
+            dropped = parts.loader.n - parts.loader.candidates * size
+        every = full and not may_repeat(parts.given.loader)
+        return audit_counts(self.trained.cpu(), complete, partial, every=every, dropped=dropped)
 
     @property
     def cost(self) -> Cost:

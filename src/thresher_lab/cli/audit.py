@@ -25,7 +25,10 @@ def audit(
     ],
     *,
     epochs: Annotated[int, typer.Option(min=2, help="Number of epochs to read.")] = 3,
-    world: Annotated[str, typer.Option(help="Numbers of processes, such as 1,2.")] = "1,2",
+    world: Annotated[
+        str | None,
+        typer.Option(help="Numbers of processes, such as 1,2; several must divide the samples."),
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Check that a loader yields every sample once an epoch, in a new order, in one process; read none of them."""
@@ -43,7 +46,7 @@ def audit(
     # By the name of its file, so that further processes can import it, too.
     sys.path.insert(0, str(file.parent))
     make = partial(make_loader, file.stem, function)
-    sizes = [int(size) for size in world.split(",")]
+    sizes = None if world is None else [int(size) for size in world.split(",")]
     found = audit_loader(make, epochs=epochs, world=sizes)
     if json is None:
         lines = str(found).splitlines()
