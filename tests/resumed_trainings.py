@@ -243,12 +243,15 @@ def accelerated(
     stateful: bool = False,
     workers: int = 0,
     method: Any = None,
+    sets_epoch: bool = True,
 ) -> Epochs:
     AcceleratorState._reset_state(reset_partial_state=True)
     options = DataLoaderConfiguration(
         use_stateful_dataloader=stateful, use_seedable_sampler=sampler is None
     )
     accelerator = Accelerator(cpu=True, dataloader_config=options)
+    # The sampler of accelerate takes this seed.
+    torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     model, optimizer, loader = accelerator.prepare(
@@ -274,7 +277,10 @@ def accelerated(
         skipped = MIDDLE * (place == "middle")
         if run is not None:
             rank = distributed.get_rank()
-            run.load_state_dict(torch.load(folder / f"{place}-run-{rank}.pt", weights_only=True))
+            state = torch.load(folder / f"{place}-run-{rank}.pt", weights_only=True)
+            run.load_state_dict(state["run"])
+            # Methods choose by the losses of the model.
+            model.load_state_dict(state["model"])
         else:
             accelerator.load_state(str(folder / place))
     epochs: Epochs = [[] for _ in range(EPOCHS)]
@@ -286,12 +292,14 @@ def accelerated(
             accelerator.save_state(str(folder / at), safe_serialization=False)
             return
         # All processes call it together.
-        torch.save(run.state_dict(), folder / f"{at}-run-{distributed.get_rank()}.pt")
+        state = {"run": run.state_dict(), "model": model.state_dict()}
+        torch.save(state, folder / f"{at}-run-{distributed.get_rank()}.pt")
 
     for epoch in range(first, EPOCHS):
         if epoch == 1:
             save("start")
-        loader.set_epoch(epoch)
+        if sets_epoch:
+            loader.set_epoch(epoch)
         current = batches
         if run is None and not stateful and skipped and epoch == first:
             current = skip_first_batches(loader, skipped)
@@ -414,6 +422,7 @@ CASES: list[tuple[str, str | None, dict[str, Any]]] = depth(
         ("Trainer", "Shuffle", {}),
         ("accelerate, skip_first_batches", "Grouped", {}),
         ("accelerate, skip_first_batches", "ClusteredBatchSampler", {}),
+        ("accelerate, skip_first_batches", "Shuffle", {"method": "full", "sets_epoch": False}),
     ],
     [
         *(("Lightning", name, {"workers": 2}) for name in SAMPLERS),
@@ -426,6 +435,11 @@ CASES: list[tuple[str, str | None, dict[str, Any]]] = depth(
         *(("Trainer", None, {"method": name}) for name in METHODS),
         ("accelerate, skip_first_batches", "Shuffle", {"method": "full"}),
         ("accelerate, skip_first_batches", "Grouped", {"method": "full"}),
+        *(
+            ("accelerate, skip_first_batches", name, {"method": method, "sets_epoch": False})
+            for name in (None, "Shuffle", "Grouped")
+            for method in ("full", "0.5")
+        ),
     ],
 )
 

@@ -40,7 +40,7 @@ class ComposedOrder(UserOrder):
         super().__init__(loader, world, least=least, samples=samples)
         self.sampler = self._composer
         self.some_ids = None
-        self._epochs = SamplerEpochs(self._composer, self.n)
+        self._epochs = SamplerEpochs(self._composer, self.n, loader)
         self._last: tuple[PackedPlan, int, Composed] | None = None
 
     @property

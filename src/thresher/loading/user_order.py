@@ -137,17 +137,26 @@ def groups_by_length(loader: DataLoader[Any]) -> bool:
     return type(inner_sampler(loader.batch_sampler)).__name__ in ONCE
 
 
+def _seed_of(sampler: Any) -> int:
+    """Returns the seed of a sampler; 0 for one without any."""
+    # The name in the SeedableRandomSampler of accelerate.
+    return getattr(sampler, "initial_seed", getattr(sampler, "seed", 0))
+
+
 class SamplerEpochs:
     """The epochs of a sampler that numbers them itself, also after a resume.
 
     Args:
         sampler: The sampler. One without epochs is always in epoch 0.
         n: Number of samples of the dataset.
+        loader: The user's loader.
     """
 
-    def __init__(self, sampler: Any, n: int) -> None:
+    def __init__(self, sampler: Any, n: int, loader: Any) -> None:
         self._sampler = sampler
         self._n = n
+        self._loader = loader
+        self._iteration: int | None = None
         self._begun: int | None = None
         self._next = 0
         self._counted = 0
@@ -170,6 +179,8 @@ class SamplerEpochs:
         """
         sampler = self._sampler
         name = type(sampler).__name__
+        # A loader of accelerate sets the epoch of its sampler to this number, which it does not save.
+        self._iteration = getattr(self._loader, "iteration", None)
         now = self.now
         counts = isinstance(sampler, EpochSampler)
         if counts and sampler.consumed:
@@ -206,8 +217,9 @@ class SamplerEpochs:
         if isinstance(sampler, EpochSampler):
             settings = sampler.state_at(epoch, 0)
         else:
-            settings = {"seed": getattr(sampler, "seed", 0), "samples": self._n, "epoch": epoch}
-        return {**settings, "sampler": type(sampler).__name__, "begun": self._begun}
+            settings = {"seed": _seed_of(sampler), "samples": self._n, "epoch": epoch}
+        place = {"begun": self._begun, "iteration": self._iteration}
+        return {**settings, **place, "sampler": type(sampler).__name__}
 
     def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
         """Restores the sample order of a saved run. The next epochs continue from it.
@@ -221,6 +233,9 @@ class SamplerEpochs:
         if isinstance(sampler, WeightedSampler):
             sampler.restore_weights(state)
         self._begun = state["begun"]
+        iteration = state.get("iteration")
+        if iteration is not None and hasattr(self._loader, "iteration"):
+            self._loader.iteration = iteration + (not active)
         self._next = self._counted = state["epoch"]
         # The interrupted epoch of other samplers is drawn again from their own epoch; if the loop has not got a batch of it
         # yet, so is that of ours.
@@ -265,8 +280,9 @@ class UserOrder:
         """Number of rows of a full batch of this process."""
         self.some_ids = None if several else self._find_some_ids()
         """Ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids, or are not known."""
-        numbered = several or type(self.sampler) in (Shuffle, WeightedSampler)
-        self._epochs = SamplerEpochs(self.sampler, self.n) if numbered else None
+        own = type(self.sampler) in (Shuffle, WeightedSampler)
+        numbered = several or own or is_seeded_by_epoch(self.sampler)
+        self._epochs = SamplerEpochs(self.sampler, self.n, loader) if numbered else None
 
     # What does not depend on a plan
 
