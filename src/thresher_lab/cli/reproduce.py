@@ -82,10 +82,11 @@ def reproduce(
     from thresher_lab.reproduction.page import single_page
     from thresher_lab.training.store import whole
 
-    if not names:
+    given = recipe or smoke or dry_run or batch_size or accumulate
+    if not names and not given:
         print_table(open_console(), _artefact_table())
         return
-    asked = _asked(names)
+    asked = _asked(names or ([recipe] if recipe == "all" else []))
     folder = results or work / "results"
     batch = {"batch_size": batch_size, "accumulate": accumulate}
     options = {"data": data, "jobs": jobs, "quiet": quiet}
@@ -126,6 +127,8 @@ def _asked(names: list[str]) -> list[str]:
     from thresher.methods import no_such
     from thresher_lab.reproduction import ARTEFACTS
 
+    if not names:
+        raise ValueError("reproduce: name a table or figure, or `all`, for its options")
     unknown = [name for name in names if name not in ARTEFACTS and name != "all"]
     if unknown:
         raise ValueError(no_such("table or figure", unknown[0], ["all", *ARTEFACTS]))
@@ -255,13 +258,10 @@ def _artefact_table() -> "Table":
     from thresher_lab.reproduction import ARTEFACTS
 
     table = Table(box=None, pad_edge=False)
-    for heading, least in (
-        ("name", 30),
-        ("in the paper", 12),
-        ("what it shows", 30),
-        ("recipes for --recipe", 20),
-    ):
-        table.add_column(heading, min_width=least)
+    for heading in ("name", "in the paper", "what it shows", "recipes for --recipe"):
+        table.add_column(heading)
+    table.columns[0].no_wrap = True
+    table.columns[-1].no_wrap = True
     for artefact in ARTEFACTS.values():
-        table.add_row(artefact.name, artefact.paper, artefact.shows, ", ".join(artefact.recipes))
+        table.add_row(artefact.name, artefact.paper, artefact.shows, "\n".join(artefact.recipes))
     return table

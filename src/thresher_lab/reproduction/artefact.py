@@ -89,6 +89,7 @@ class Claim:
         says: Statement of the paper, in our words, with the place. Default "": a condition that our setup must meet before the
             claims mean anything. Claims with the same statement are a row of the paper's page.
         timed: Whether the number is made of times, so that it needs a backward pass of at least `LEAST_RATIO`. Default False.
+        note: Remark that stands with the verdict. Default: none.
     """
 
     __pydantic_config__ = STRICT
@@ -100,6 +101,7 @@ class Claim:
     counted: bool = False
     says: str = ""
     timed: bool = False
+    note: str = ""
 
     def part_of(self, parts: Collection[str]) -> str:
         """Returns the name of the part that the claim is about, of those of its table; "" for all of several together."""
@@ -122,6 +124,7 @@ class Claim:
             "says": self.says,
             "above": self.above,
             "scale": self.scale,
+            **({"note": self.note} if self.note else {}),
         }
         if not all(map(math.isfinite, values)):
             return {**result, "mean": None, "ci95": None, "verdict": "cannot tell"}
@@ -146,7 +149,8 @@ class Claim:
                 if self.part_of(measured) in ("", part)
             ]
             ratio = min(run["cost"]["backward_to_forward"] for run in full)
-            result |= {"note": f"backward pass: {ratio:.2f} forward passes"}
+            passes = f"backward pass: {ratio:.2f} forward passes"
+            result |= {"note": "; ".join(filter(None, (self.note, passes)))}
             result |= {"verdict": "not tested"} if ratio < LEAST_RATIO else {}
         return result
 
@@ -261,12 +265,15 @@ def untested(claims: Sequence[Mapping[str, Any]], note: str) -> list[dict[str, A
 def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
     """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not.
 
-    Conditions of the setup and verdicts by count decide nothing; "cannot tell" where there are no others.
+    Conditions of the setup and verdicts by count decide nothing; "cannot tell" where there are only counts, "not tested" without
+    a claim of the paper.
 
     Args:
         claims: Results of `Claim.judge`.
     """
     verdicts = [claim["verdict"] for claim in claims if claim["says"]]
+    if not verdicts:
+        return "not tested"
     present: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
     return present[0] if present else "cannot tell"
 

@@ -32,6 +32,7 @@ PICTURES = "figures"
 """Folder of the pictures, beside the pages."""
 CLAIM_COLUMNS = ["the paper says", "measured here", "result [95 % interval]", "limit", "verdict"]
 CONDITION = "(a condition of our setup)"
+NO_CLAIM = "The claims of the paper compare several tasks. On one task, none is judged."
 FROM_WORST = (
     "not reproduced",
     "fails by count",
@@ -212,10 +213,11 @@ def single_page(found: Mapping[str, Any]) -> str:
 def section(found: Mapping[str, Any], *, with_chart: bool = False) -> str:
     """Returns the section of one table or figure, above whose tables their chart may be shown."""
     command = found.get("command") or f"thresher reproduce {found['name']}"
+    cells = [_claim_cells(claim) for claim in found["claims"]]
     lines = [
         f'## <a id="{found["name"]}"></a>{found["paper"]}: {found["verdict"]}\n',
         f"{found['shows'][0].upper()}{found['shows'][1:]}. {found['here']}. Seeds: {len(found['seeds'])}. `{command}`\n",
-        markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
+        (markdown_table(CLAIM_COLUMNS, cells) if cells else NO_CLAIM) + "\n",
         *([f"{found['beside']}\n"] if found.get("beside") else []),
     ]
     if with_chart:

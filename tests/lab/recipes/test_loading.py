@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from thresher.methods.ada_selection import AdaSelection
 from thresher_lab.recipes import schema as loading
 from thresher_lab.recipes.running import reduced
 from thresher_lab.recipes.schema import Recipe
@@ -214,3 +215,12 @@ def test_the_page_lists_every_recipe_with_its_epochs():
         recipe = loading.read_recipe(loading.file_of(name))
         assert f"{recipe.epochs:,} epochs" in row and f"batch {recipe.batch.size:,}" in row, name
     assert f"lists the {len(loading.recipe_names())} recipes" in page
+
+
+@pytest.mark.parametrize("data", ["bike", "cifar10", "cifar100", "line", "svhn", "wikitext2"])
+def test_recipes_of_adaselection_name_the_settings_that_they_train_with(data):
+    method = AdaSelection()
+    recipe = loading.read_recipe(loading.file_of(f"adaselection-{data}"))
+    words = recipe.not_given["method"]
+    assert f"beta is {method.beta:g} and gamma is {method.gamma:g}, the defaults" in words
+    assert "Equations 2 to 4 are reconstructed" in words

@@ -285,6 +285,10 @@ def test_time_is_judged_where_a_backward_pass_costs_enough(part, ratios, verdict
         f"backward pass: {printed} forward passes",
     )
     assert found["mean"] == 1.0 and found["ci95"]
+    noted = Claim(claim.text, claim.value, timed=True, note="ours").judge(
+        with_ratios(**ratios), (0, 1, 2)
+    )
+    assert noted["note"] == f"ours; backward pass: {printed} forward passes"
     counted = Claim("it takes fewer passes", lambda _, seed: values[seed]).judge(
         with_ratios(**ratios), (0, 1, 2)
     )
@@ -340,6 +344,7 @@ def test_each_claim_says_what_the_paper_says_and_where():
 def test_counts_decide_no_table():
     assert overall(judged_as("fails by count", "reproduced")) == "reproduced"
     assert overall(judged_as("holds by count")) == "cannot tell"
+    assert overall([]) == overall(judged_as("reproduced", says="")) == "not tested"
 
 
 def test_one_claim_that_fails_decides():
