@@ -71,7 +71,7 @@ def results(done: Done) -> dict[str, Any]:
         "controls": controls,
         "waiting": waiting,
         "left_out": left_out,
-        "far_off": [sentence for place in held if (sentence := _far_off(place, held[place]))],
+        "far_off": [sentence for place in held if (sentence := far_off(place, held[place]))],
     }
 
 
@@ -91,7 +91,7 @@ def _spent(trainings: list[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def _far_off(place: Place, trainings: list[Mapping[str, Any]]) -> str:
+def far_off(place: Place, trainings: list[Mapping[str, Any]]) -> str:
     """A sentence about trainings that came to less than half of the median; empty where there are none."""
     task, name = place
     metrics = [one["metric"] for one in trainings]

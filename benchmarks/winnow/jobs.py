@@ -245,6 +245,9 @@ def run_missing(
     path: Path,
     workers: int,
     until: Callable[[], bool],
+    *,
+    pool: Any = None,
+    say: Callable[[str], None] = print,
 ) -> dict[Job, dict[str, Any]]:
     """Runs the trainings that are not in a file, adds them to it, and returns all results.
 
@@ -254,12 +257,15 @@ def run_missing(
         path: File that one line is added to at the end of each training.
         workers: Number of processes, each with one thread.
         until: Function that returns whether no further training is to begin.
+        pool: Executor that trains. Default: processes of this machine.
+        say: Function that is called with a line for each training. Default: print.
     """
     done = load(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     running: dict[Future[dict[str, Any]], Job] = {}
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    spawned = get_context("spawn")
+    pool = pool or ProcessPoolExecutor(
+        workers, spawned, initializer=torch.set_num_threads, initargs=(1,)
     )
     with pool:
         while True:
@@ -275,4 +281,4 @@ def run_missing(
                 job = running.pop(future)
                 done[job] = future.result()
                 add_line(path, {"job": asdict(job), "result": done[job]})
-                print(f"{len(done):5d}  {job}: {done[job]['metric']:.2f}", flush=True)
+                say(f"{len(done):5d}  {job}: {done[job]['metric']:.2f}")

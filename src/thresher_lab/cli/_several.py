@@ -18,7 +18,7 @@ from typing import Any
 
 TOGETHER = ("compare", "reproduce", "train")
 """Commands that all processes run together."""
-TRAIN_ALONE = ("advise", "demo", "observe", "score", "time-to-target")
+TRAIN_ALONE = ("advise", "demo", "league", "observe", "score", "time-to-target")
 """Other commands that train."""
 
 ENDED = "thresher: a process has failed and said why"

@@ -13,6 +13,7 @@ from thresher_lab.cli.audit import audit
 from thresher_lab.cli.compare import compare
 from thresher_lab.cli.demo import demo
 from thresher_lab.cli.init import init
+from thresher_lab.cli.league import league
 from thresher_lab.cli.methods import methods
 from thresher_lab.cli.observe import observe
 from thresher_lab.cli.prune import prune
@@ -62,6 +63,7 @@ for command in (
     advise,
     init,
     compare,
+    league,
     report,
     why,
     observe,

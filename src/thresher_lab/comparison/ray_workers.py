@@ -88,7 +88,7 @@ class RayWorkers(Slots):
     """
 
     def __init__(self, jobs: int | None, cluster: Cluster, out: Path, **settings: Any) -> None:
-        self._ray = _connected(cluster.address)
+        self._ray = connected(cluster.address)
         room = sum(
             cluster.room(machine["Resources"]) for machine in self._ray.nodes() if machine["Alive"]
         )
@@ -212,8 +212,15 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
             file.write(content)
 
 
-def _connected(address: str) -> Any:
-    """Returns the package ray, connected to a cluster."""
+def connected(address: str) -> Any:
+    """Returns the package ray, connected to the cluster at an address.
+
+    Args:
+        address: Address as in `Cluster`.
+
+    Raises:
+        ValueError: Ray is not installed, or there is no such cluster.
+    """
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:

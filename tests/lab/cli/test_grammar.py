@@ -19,7 +19,17 @@ from thresher_lab.comparison.controls import Job
 from thresher_lab.recipes.schema import recipe_names
 from thresher_lab.training.specs import MethodSpec
 
-QUIET = {"demo", "advise", "compare", "observe", "score", "time-to-target", "reproduce", "train"}
+QUIET = {
+    "demo",
+    "advise",
+    "compare",
+    "league",
+    "observe",
+    "score",
+    "time-to-target",
+    "reproduce",
+    "train",
+}
 """Commands that train."""
 JSON = {"advise", "audit", "compare", "methods", "recipes", "why"}
 """Commands that print what no file of theirs has."""

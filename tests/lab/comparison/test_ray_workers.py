@@ -80,7 +80,7 @@ class StandIn:
 
 def on(monkeypatch, tmp_path, *streams, jobs=None, **cluster):
     ray = StandIn(*streams)
-    monkeypatch.setattr(ray_workers, "_connected", lambda address: ray)
+    monkeypatch.setattr(ray_workers, "connected", lambda address: ray)
     return ray, RayWorkers(jobs, Cluster(**cluster), tmp_path, task="digits", epochs=2, folder=None)
 
 

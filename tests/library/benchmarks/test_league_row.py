@@ -1,0 +1,283 @@
+"""The row of one method: what is trained, the numbers, and what the text says about where they come from."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+from benchmarks.league import own, ray_pool, row
+from benchmarks.league.arms import CONTROLS, PLACEBO, TASKS, arms, counted_jobs
+from benchmarks.league.row import QUICK, Row, lines, numbers, tasks_of, train_job
+from benchmarks.winnow.jobs import Job, run_missing
+
+from thresher_lab.comparison.controls import SAME_TIME
+from thresher_lab.comparison.ray_workers import Cluster
+from thresher_lab.comparison.statistics import Paired
+
+METHOD = """
+from typing import ClassVar
+from dataclasses import dataclass
+import thresher
+
+@dataclass(frozen=True)
+class First:
+    stage: ClassVar = "batch"
+    requires: ClassVar = thresher.Requirements(signals=("loss",))
+    keep: float = 0.5
+
+    def init_state(self):
+        return {}
+
+    def count(self, n):
+        return max(1, int(self.keep * n))
+
+    def plan_batch(self, signals, state, *, step, generator):
+        return thresher.BatchPlan(signals["loss"].argsort()[: self.count(len(signals["loss"]))]), state
+
+class NoMethod:
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "first_rows.py"
+    path.write_text(METHOD)
+    own.class_in.cache_clear()
+    return path
+
+
+def committed_full(task):
+    jobs = counted_jobs(row.committed(), task, arms()["full"])
+    return [row.committed()[job] for job in jobs]
+
+
+def made_up(of, level=70.0, cost=0.5, share=0.6):
+    """Results of all trainings of a row: the best rate is 1, and the method takes a share of the time of full training."""
+    done = {}
+    while jobs := [job for job in of.ready(done) if job not in done]:
+        for job in jobs:
+            metric = level - (job.factor != 1.0) + 0.01 * ((1 + job.seed) ** 2 % 7)
+            metric -= (20 + 0.1 * (job.seed % 3)) * job.arm.endswith(PLACEBO)
+            done[job] = {"metric": metric, "cost": {"ratio": cost}, "cpu_s": share}
+            if job.arm == of.name and not job.looks:
+                full = committed_full(job.task)[job.seed]
+                done[job]["full"] = {"metric": full["metric"], "cpu_s": 1.0}
+    return done
+
+
+def test_what_is_trained_by_task():
+    of = Row("first")
+    done = made_up(of)
+    for task in QUICK:
+        jobs = [job for job in done if job.task == task]
+        by_arm = {name: [job for job in jobs if job.arm == name] for name in of.arms}
+        assert {name: len(found) for name, found in by_arm.items()} == {
+            of.name: 6 + 5,
+            SAME_TIME: 6 + 5,
+            of.name + PLACEBO: 5,
+        }
+        assert {job.share for job in by_arm[SAME_TIME]} == {0.6}
+        assert {job.factor for job in by_arm[of.name + PLACEBO]} == {1.0}
+    assert not any(job.arm.endswith(PLACEBO) for job in made_up(Row("first", "no signals")))
+
+
+def test_nothing_counts_before_its_rate_and_its_time_are_known():
+    of = Row("first")
+    jobs = list(of.ready({}))
+    assert jobs and all(job.looks and job.arm == of.name for job in jobs)
+
+
+def test_numbers_against_an_independent_computation():
+    of = Row("first", tasks=QUICK[:1])
+    done = made_up(of)
+    [found] = numbers(of, done)
+    own_runs = [done[job]["metric"] for job in of.counted(done, QUICK[0], of.name)]
+    full = [one["metric"] for one in committed_full(QUICK[0])]
+    assert found["to_full"] == Paired.of([a - b for a, b in zip(own_runs, full, strict=True)])
+    assert found["time"].mean == pytest.approx(0.6) and found["length"] == 0.6
+    assert found["loses"] == "loses" and found["repeated"] == 5
+    assert list(found["against"]) == [SAME_TIME, *CONTROLS, "placebo"]
+    smaller = counted_jobs(row.committed(), QUICK[0], arms()["smaller"])
+    expected = [
+        a - row.committed()[job]["metric"] for a, job in zip(own_runs, smaller, strict=True)
+    ]
+    assert found["against"]["smaller"][0] == Paired.of(expected)
+    assert found["against"]["placebo"][0].mean == pytest.approx(20.08)
+
+
+def test_the_text_says_where_the_numbers_come_from():
+    of = Row("first", tasks=QUICK[:1])
+    text = "\n".join(lines(of, made_up(of)))
+    assert "to fewer epochs in the same time (0.6 of the epochs)" in text
+    assert "has the committed metric, digit for digit, on 5 of 5 seeds." in text
+    assert "their times are not used" in text
+    assert "other versions" not in text and "not at equal cost" not in text
+    done = made_up(of, cost=0.8)
+    for job in of.counted(done, QUICK[0], of.name):
+        done[job]["full"]["metric"] += 0.5
+    text = "\n".join(lines(of, done))
+    assert "on 0 of 5 seeds" in text and "were trained by other versions" in text
+    assert "0.80 on fashion-10k: differences to them are not at equal cost" in text
+
+
+def test_a_method_without_a_placebo_and_tasks_that_wait():
+    of = Row("first", "it chooses at random", QUICK[:2])
+    done = made_up(of)
+    text = "\n".join(lines(of, done))
+    assert "No placebo: it chooses at random." in text and "ignal matters" not in text
+    done.pop(of.counted(done, QUICK[1], of.name)[3])
+    assert f"Not finished yet: {QUICK[1]}." in "\n".join(lines(of, done))
+
+
+def test_a_training_that_failed_is_named():
+    of = Row("first", tasks=QUICK[1:2])
+    done = made_up(of)
+    done[of.counted(done, QUICK[1], of.name)[0]]["metric"] = 10.0
+    assert "1 of 5 trainings of the method on fashion-10k-noisy failed (10.0;" in "\n".join(
+        lines(of, done)
+    )
+
+
+def test_full_training_and_the_method_train_in_turns(file, monkeypatch):
+    order = []
+
+    def train_arm(job, arm):
+        order.append((job.seed, arm.spec(job.share).label))
+        return {"metric": 1.0, "cpu_s": 1.0}
+
+    monkeypatch.setattr(row, "train_arm", train_arm)
+    spec = own.parse(f"{file}:First")
+    name = Row(spec.label).name
+    for seed in (0, 1):
+        found = train_job(spec, Job("bike", name, 0.5, 1.0, seed))
+        assert found["full"] == {"metric": 1.0, "cpu_s": 1.0}
+    assert order == [(0, "First"), (0, "full"), (1, "full"), (1, "First")]
+    order.clear()
+    assert "full" not in train_job(spec, Job("bike", name, 0.5, 1.0, 1000))
+    train_job(spec, Job("bike", name + PLACEBO, 0.5, 1.0, 0))
+    train_job(spec, Job("bike", SAME_TIME, 0.7, 1.0, 0))
+    assert [label for _, label in order] == ["First", "First placebo", "full"]
+
+
+def test_a_method_that_refuses_a_task_names_the_way_out(file, monkeypatch):
+    def refuse(*_):
+        raise ValueError("needs classes")
+
+    monkeypatch.setattr(row, "train_arm", refuse)
+    spec = own.parse(f"{file}:First")
+    with pytest.raises(
+        ValueError, match=r"First on bike: needs classes\. .* --without bike leaves"
+    ):
+        train_job(spec, Job("bike", "method First", 0.5, 1.0, 1000))
+
+
+def test_a_class_in_a_file_is_a_method_with_settings_and_a_placebo(file):
+    spec = own.parse(f"{file}:First:keep=0.25:forward_passes=once")
+    assert spec.create().keep == 0.25 and spec.label == "First:keep=0.25 once"
+    placebo = row.arm_of(spec, "x" + PLACEBO).spec(0.5)
+    assert type(placebo.create()).__name__ == "FirstPlacebo"
+
+
+def test_a_changed_file_has_a_folder_of_its_own(file, tmp_path):
+    first = own.folder_of(own.parse(f"{file}:First"), tmp_path)
+    assert first == own.folder_of(own.parse(f"{file}:First"), tmp_path)
+    assert first != own.folder_of(own.parse(f"{file}:First:keep=0.4"), tmp_path)
+    file.write_text(METHOD.replace("max(1", "max(2"))
+    own.class_in.cache_clear()
+    assert first != own.folder_of(own.parse(f"{file}:First"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}:First:kep=1", "unexpected keyword argument 'kep'"),
+        ("{}:Second", "has no 'Second'"),
+        ("{}:NoMethod", "NoMethod is not the class of a method, which has a `stage`"),
+        ("{}:First,order_dp", "give one class after"),
+        ("order_dp,seta", "league: give one method, got 'order_dp,seta'"),
+        ("uniform+selective_backprop", "league: give one method"),
+        ("no_such_method", "no method 'no_such_method'"),
+    ],
+)
+def test_what_is_no_method_is_refused(file, text, message):
+    with pytest.raises(ValueError, match=message):
+        own.parse(text.format(file))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no such file"):
+        own.parse(f"{tmp_path / 'none.py'}:First")
+
+
+def test_tasks():
+    assert tasks_of(every_task=False, without="") == list(QUICK)
+    assert tasks_of(every_task=True, without="bike,text") == [*TASKS[:3]]
+    with pytest.raises(ValueError, match="no task of the league 'biek'; did you mean 'bike'"):
+        tasks_of(every_task=True, without="biek")
+    with pytest.raises(ValueError, match="no task is left"):
+        tasks_of(every_task=False, without=",".join(QUICK))
+
+
+class Here:
+    """A pool that trains at once."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, function, job):
+        future = Future()
+        future.set_result(function(job))
+        return future
+
+
+def test_the_command_goes_on_where_it_was_stopped(file, tmp_path, monkeypatch, capsys):
+    spec = own.parse(f"{file}:First")
+    of = Row(spec.label, "", QUICK[:1])
+    known = made_up(of)
+    trained = []
+
+    def made(_, job):
+        trained.append(job)
+        if len(trained) == 5:
+            raise KeyboardInterrupt
+        return known[job]
+
+    monkeypatch.setattr(row, "train_job", made)
+    monkeypatch.setattr(
+        row, "run_missing", lambda *given, pool, say: run_missing(*given, pool=Here(), say=say)
+    )
+    options = {"without": ",".join(QUICK[1:]), "say": lambda _: None}
+    with pytest.raises(KeyboardInterrupt):
+        row.run(f"{file}:First", tmp_path / "runs", **options)
+    assert capsys.readouterr().out == ""
+    before = len(trained)
+    row.run(f"{file}:First", tmp_path / "runs", **options)
+    assert len(trained) <= len(known) + 2 and not set(trained[: before - 2]) & set(trained[before:])
+    assert (
+        "Signal matters (better than permuted signals) on 1 of 1 tasks." in capsys.readouterr().out
+    )
+
+
+def test_a_cluster_trains_with_the_clone_on_its_path(monkeypatch):
+    options = {}
+
+    def remote(**given):
+        options.update(given)
+
+        def wrap(function):
+            future = Future()
+            return SimpleNamespace(
+                remote=lambda *call: SimpleNamespace(
+                    future=lambda: future.set_result(function(*call)) or future
+                )
+            )
+
+        return wrap
+
+    monkeypatch.setattr(ray_pool, "connected", lambda _: SimpleNamespace(remote=remote))
+    with ray_pool.RayPool(Cluster("local")) as pool:
+        assert pool.submit(str, 3).result() == "3"
+    assert options["runtime_env"]["env_vars"]["PYTHONPATH"].endswith("/src")
