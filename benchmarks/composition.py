@@ -501,7 +501,7 @@ TASKS = {
         train_chunks,
         ("fixed blocks", "shuffled blocks", "cut anew"),
         (),
-        (1e-3, 2e-3, 4e-3),
+        (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         8,
         "minus the loss in nats per byte on other documents",
     ),
@@ -509,7 +509,7 @@ TASKS = {
         train_pairs,
         ("at random", "by section", "by cluster"),
         (),
-        (5e-5, 1e-4, 2e-4),
+        (5e-5, 1e-4, 2e-4, 4e-4, 8e-4),
         5,
         "recall at 10 among 600 other pairs",
     ),
@@ -534,7 +534,8 @@ def planned(task: str, done: Done) -> Iterator[Job]:
         for rate in of.rates:
             yield Job(task, arm, rate, LOOK)
     rates = {arm: chosen(task, arm, done).rate for arm in of.arms}
-    rates |= dict.fromkeys(of.timed, rates["by length"])
+    for arm in of.timed:
+        rates[arm] = rates["by length"]
     for seed in range(of.seeds):
         for arm in (*of.arms, *of.timed):
             yield Job(task, arm, rates[arm], seed)

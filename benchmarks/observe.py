@@ -22,7 +22,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from multiprocessing import get_context
@@ -42,6 +42,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from benchmarks.kept import add_line, pack, read_lines
 from benchmarks.marks import between_marks
+from benchmarks.measure import Side, compare
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.tasks import TASKS
 from thresher_lab.tasks.networks import perceptron, small_cnn
@@ -50,6 +51,7 @@ from thresher_lab.training.files import markdown_table
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "benchmarks" / "results" / "observe-runs.jsonl.gz"
 COUNTS = RUNS.with_name("observe-counts.json")
+TIMES = RUNS.with_name("observe-times.json")
 MARKS_OF_COUNTS = "<!-- counts of benchmarks.observe -->", "<!-- end of the counts of observe -->"
 COUNTED, COUNT_SEEDS = ("0 %", "5 %", "10 %", "20 %"), 2
 """Shares of wrong labels that are counted, and seeds."""
@@ -369,6 +371,38 @@ def text(done: Done) -> str:
     return "\n\n".join(parts)
 
 
+TIMED = (
+    "MNIST, 4,000 images",
+    "digits, 1,797 images of 8 x 8",
+    "table, breast cancer",
+)
+"""Tasks whose times are compared, the largest network first."""
+
+
+def measure_times(rounds: int = 25) -> dict[str, dict[str, Any]]:
+    """Returns, for each of `TIMED`, the CPU time of two epochs with `observe` over that of the plain loop, in turns."""
+    found = {}
+    for name in TIMED:
+        problem = replace(PROBLEMS[name], epochs=2)
+        inputs, labels = problem.data()
+        sides = {
+            seen: Side(
+                "observe" if seen else "plain loop",
+                lambda _, seen=seen: trained(problem, inputs, labels, 0, observed=seen),  # noqa: B023
+            )
+            for seen in (False, True)
+        }
+        again, observed = compare(sides[False], [sides[True]], pairs=rounds)
+        steps = 2 * -(-len(labels) // problem.batch_size)
+        found[name] = {
+            "ratio": asdict(observed.cpu),
+            "again": asdict(again.cpu),
+            "step_us": round(1e6 * (observed.cpu_s - observed.cpu_s / observed.cpu.median) / steps),
+            "plain_step_us": round(1e6 * observed.cpu_s / observed.cpu.median / steps),
+        }
+    return found
+
+
 def main() -> None:
     """Runs what is missing, and writes the tables. It goes on where it was stopped."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observe", description=main.__doc__)
@@ -393,7 +427,14 @@ def main() -> None:
         action="store_true",
         help="Estimate how many labels are wrong, which takes six minutes.",
     )
+    parser.add_argument(
+        "--time", action="store_true", help="Compare times with those of the plain loop, only."
+    )
     given = parser.parse_args()
+    if given.time:
+        torch.set_num_threads(1)
+        TIMES.write_text(json.dumps(measure_times(), indent=1) + "\n")
+        return
     if given.counts:
         torch.set_num_threads(1)
         COUNTS.write_text(json.dumps(counted(), indent=1) + "\n")
