@@ -338,7 +338,7 @@ class ComparedRuns:
         watcher: Watcher,
         rates: Rates | None = None,
     ) -> None:
-        others = [spec for spec in methods if spec.name != FULL_TRAINING.name]
+        others = [spec for spec in methods if spec != FULL_TRAINING]
         self.watcher = watcher
         self.left_out: dict[tuple[str, Control], str] = {}
         self.store = store

@@ -28,6 +28,7 @@ from thresher_lab.training.confusion import confusion
 from thresher_lab.training.processes import (
     combine_counts,
     fresh_accelerator,
+    group_by_length,
     number_of_processes,
     of_each_process,
     of_first,
@@ -246,6 +247,8 @@ class Session:
                 f"the training loader has no batch: {len(training.loader.dataset)} samples, batch_size={batch_size} and "  # pyright: ignore[reportArgumentType]
                 "drop_last=True. Give it more samples, a smaller batch_size, or drop_last=False."
             )
+        if spec.batch.get("batches") == "by_length":
+            self.loader = group_by_length(self.loader, seed)
         self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
         self.network = _network(self.model)
         self.sum = GradientSum(

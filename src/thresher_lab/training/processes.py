@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher import ShardedSampler, Shuffle, loader_settings
+from thresher.samplers import Grouped
 
 BATCH_PREFIX = "batch_"
 """Prefix of the entries of a batch method that is combined with a method of another stage."""
@@ -167,6 +168,34 @@ def shard_loader(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
         drop_last=drop_last,
         in_order=loader.in_order,
         **settings,
+    )
+
+
+def group_by_length(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
+    """Returns a loader of the same samples whose batches have samples of similar lengths.
+
+    Args:
+        loader: Training loader of this process, with batches of one size.
+        seed: Random seed of the batches.
+
+    Raises:
+        ValueError: The dataset has no `lengths`, or the loader has batches of its own, or drops the last.
+    """
+    lengths = getattr(loader.dataset, "lengths", None)
+    if lengths is None:
+        raise ValueError(
+            f"batches by length: {type(loader.dataset).__name__} has no attribute `lengths`, the number of tokens of each sample"
+        )
+    if loader.batch_size is None or loader.drop_last:
+        raise ValueError(
+            "batches by length: give the training loader a batch_size, and leave out batch_sampler and drop_last"
+        )
+    batches = Grouped(lengths, loader.batch_size, seed=seed)
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=batches,
+        in_order=loader.in_order,
+        **loader_settings(loader),
     )
 
 

@@ -27,9 +27,14 @@ BATCH_SETTINGS = {
 }
 """Settings of a spec for `attach(forward_passes=...)`, and the format of each in labels."""
 
-RUN_SETTINGS = {"spend": "in {}", "stratify": "stratify={}", "placebo": "placebo"}
-"""Settings of a spec of any method: `attach(spend=..., stratify=...)`, and whether its signals are permuted, with the format of
-each in labels."""
+RUN_SETTINGS = {
+    "spend": "in {}",
+    "stratify": "stratify={}",
+    "placebo": "placebo",
+    "batches": "{}",
+}
+"""Settings of a spec of any method: `attach(spend=..., stratify=...)`, whether its signals are permuted, and whether its batches
+are composed "by_length", with the format of each in labels."""
 
 FORMATS = BATCH_SETTINGS | RUN_SETTINGS
 
@@ -352,6 +357,8 @@ def _check_batch(name: str, batch: Mapping[str, Any]) -> None:
         )
     if not isinstance(batch.get("placebo", True), bool):
         raise ValueError(f"{name}: `placebo` is True or False, got {batch['placebo']!r}")
+    if batch.get("batches") not in (None, "by_length"):
+        raise ValueError(f"{name}: `batches` is 'by_length', got {batch['batches']!r}")
     passes = batch.get("forward_passes", "auto")
     if passes not in FORWARD_PASSES:
         raise ValueError(

@@ -198,6 +198,8 @@ def train_by_trainer(
             f"--track {trackers}: a Trainer has trackers of its own, which a comparison leaves out"
         )
     arguments: dict[str, Any] = {"num_train_epochs": share * epochs}
+    if spec.batch.get("batches") == "by_length":
+        arguments["train_sampling_strategy"] = "group_by_length"
     trainer = build_trainer(make, seed, **arguments)
     if rate != 1:
         if trainer.optimizer is not None:

@@ -676,3 +676,36 @@ def test_seeds_that_are_one_training_count_once(tmp_path, monkeypatch, seed, dis
             f"not enough seeds to tell: {len(distinct)} of at least 3"
             in results["summary"][1]["verdict"]
         )
+
+
+BY_LENGTH = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Sentences(TensorDataset):
+    lengths = [1 + i % 7 for i in range(40)]
+
+def build(seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(2, 2)
+    data = Sentences(torch.randn(40, 2), torch.arange(40) % 2)
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    return model, loader, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: 1.0
+"""
+
+
+def test_batches_by_length_are_compared_with_full_training_and_a_method(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(BY_LENGTH)
+    methods = parse_methods("full:batches=by_length,winnow:share=0.5:batches=by_length")
+    results = compare(f"{file}:build", methods, [0], 2, tmp_path / "out", jobs=1, controls=())
+    runs = {run["method"]: run for run in results["runs"]}
+    assert [*runs] == ["full", "full by_length", "winnow:share=0.5 by_length"]
+    assert runs["full by_length"]["cost"]["ratio"] == 1
+    assert runs["full by_length"]["cost"]["steps"] == runs["full"]["cost"]["steps"] == 20
+    assert runs["winnow:share=0.5 by_length"]["cost"]["ratio"] == pytest.approx(0.5)
+    # Lengths from 1 to 7 in batches of 4 have little padding if they are sorted by length.
+    entry = runs["full by_length"]["history"][0]
+    assert entry["tokens"] == sum(1 + i % 7 for i in range(40))
+    assert entry["tokens"] > 0.8 * entry["padded_tokens"]

@@ -4,13 +4,14 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler
 
 import thresher
 from thresher_lab.training import processes
 from thresher_lab.training.processes import (
     check_joined,
     combine_counts,
+    group_by_length,
     of_each_process,
     of_first,
     once_per_machine,
@@ -134,3 +135,40 @@ def test_counts_of_processes_are_combined():
             f"{prefix}selected": 5,
             f"{prefix}actual_fraction": 1 - 5 / 16,
         }
+
+
+class Sentences(Dataset):
+    """Samples of known lengths."""
+
+    lengths = [3, 9, 1, 8, 2, 7]
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, i):
+        return self.lengths[i]
+
+
+def test_batches_by_length_have_the_rows_and_settings_of_the_loader():
+    loader = DataLoader(Sentences(), 2, shuffle=True, collate_fn=sorted)
+    batches = [*group_by_length(loader, 0)]
+    # The window of two batches mixes lengths that are near each other.
+    assert sorted(map(len, batches)) == [2, 2, 2]
+    assert sorted(chain(*batches)) == sorted(Sentences.lengths)
+    assert [1, 2] in batches
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (DataLoader(range(4), 2), "range has no attribute `lengths`"),
+        (DataLoader(Sentences(), 2, drop_last=True), "leave out batch_sampler and drop_last"),
+        (
+            DataLoader(Sentences(), batch_sampler=[[0, 1]]),
+            "leave out batch_sampler and drop_last",
+        ),
+    ],
+)
+def test_batches_by_length_that_cannot_be(loader, message):
+    with pytest.raises(ValueError, match=message):
+        group_by_length(loader, 0)

@@ -264,6 +264,7 @@ def test_any_method_can_spend_in_batches_and_be_a_placebo():
     ("text", "message"),
     [
         ("kakurenbo:spend=rows", "kakurenbo: `spend` is 'steps' or 'batches', got 'rows'"),
+        ("full:batches=short", "full: `batches` is 'by_length', got 'short'"),
         ("kakurenbo:placebo=1", "kakurenbo: `placebo` is True or False, got 1"),
         ("prune:scores=x.parquet:placebo=true", "Prune decides before training"),
     ],

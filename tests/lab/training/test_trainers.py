@@ -108,6 +108,12 @@ def test_samples_of_an_epoch(accumulated, drop, tmp_path):
         assert forward == cost["full_forward"] == seen == EPOCHS * (N - drop)
 
 
+def test_batches_by_length_are_those_of_the_trainer(tmp_path):
+    run, by_compare = trained(tmp_path, MethodSpec("full", {}, {"batches": "by_length"}))
+    assert by_compare.args.train_sampling_strategy == "group_by_length"
+    assert run["cost"]["ratio"] == 1
+
+
 def test_a_method_is_the_trainer_with_the_mixin(tmp_path):
     samples = tmp_path / "samples.parquet"
     run, by_compare = trained(tmp_path, HALF, samples_to=samples)

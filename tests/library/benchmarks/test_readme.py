@@ -116,6 +116,17 @@ def test_wrong_labels_are_ranked_as_promised():
     assert len(found) == 5 and round(min(map(fmean, found.values())), 2) == least
 
 
+def test_observing_takes_the_time_that_was_measured():
+    least, most, of_cnn, of_perceptron = said(
+        r"a step takes ([\d.]+) to ([\d.]+) ms longer: (\d+) % for a small CNN, up to (\d+) % for a tiny perceptron"
+    )
+    measured = result("observe-times")
+    steps = [round(one["step_us"] / 1000, 1) for one in measured.values()]
+    shares = [round(100 * (one["ratio"]["median"] - 1)) for one in measured.values()]
+    assert [least, most] == [min(steps), max(steps)]
+    assert [of_cnn, of_perceptron] == [shares[0], max(shares)]
+
+
 def test_suspicions_are_trusted_as_far_as_measured():
     rule = result("trust")["rule"]
     said_of_each = said(
