@@ -32,6 +32,8 @@
 #              and docs/evidence/results.md; an hour, goes on where it was stopped
 # make league  one method of each family at half of the cost, on five tasks, into benchmarks/results/ and docs/evidence/league.md; about
 #              an hour of two cores, goes on where it was stopped
+# make submission FOLDER=benchmarks/results/league/NAME
+#              checks the runs of a method for the league, see benchmarks/results/league/README.md
 # make grpo    ways to choose prompts and rollouts in GRPO, beside plain GRPO at equal tokens, into benchmarks/results/ and
 #              docs/evidence/grpo.md; needs the extra trl, and an hour of two cores; goes on where it was stopped
 # make gpu     the tests that concern a device, and times of steps, on a machine with a GPU, into runs/gpu; nine minutes at most, goes
@@ -49,7 +51,7 @@ CARDS := $(BIN)/python -m thresher_lab.report.cards docs/methods && $(BIN)/pytho
 VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short winnow-guards winnow-further ada-selection league grpo gpu reproduce clean
+.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short winnow-guards winnow-further ada-selection league submission grpo gpu reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -183,6 +185,9 @@ ada-selection: .venv/installed
 
 league: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/evidence/league.md --top docs/evidence/results.md
+
+submission: .venv/installed
+	$(BIN)/python -m benchmarks.league.submission $(FOLDER)
 
 grpo: .venv/for-verify
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grpo --page docs/evidence/grpo.md

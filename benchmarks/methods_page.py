@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from thresher import methods
 from thresher_lab.report.cards import (
     BY_HAND,
     NOT_MEASURED,
     STAGE_TITLES,
     compared,
     documented_methods,
-    index_row,
     labeled_method,
     measurements,
+    paper_link,
     reproduced,
+    signals_of,
 )
 from thresher_lab.training.files import markdown_table
 
@@ -129,17 +131,16 @@ def _ends(interval: Sequence[float] | None, scale: float) -> tuple[float | None,
 
 
 def _of_league(found: Mapping[str, Any]) -> Iterator[Trial]:
-    """Yields the methods of the league but Winnow, of which it has a version that was removed."""
+    """Yields the methods of the league."""
     for row in found["rows"]:
-        if row["method"] != "winnow":
-            against = (
-                (CONTROLS[kind], one) for kind, one in row["against"].items() if kind in CONTROLS
-            )
-            beside = [
-                Beside(name, one["finding"], one["mean"], one["low"], one["high"])
-                for name, one in against
-            ]
-            yield Trial("league.json", row["task"], row["method"], row["cost"], beside)
+        against = (
+            (CONTROLS[kind], one) for kind, one in row["against"].items() if kind in CONTROLS
+        )
+        beside = [
+            Beside(name, one["finding"], one["mean"], one["low"], one["high"])
+            for name, one in against
+        ]
+        yield Trial("league.json", row["task"], row["method"], row["cost"], beside)
 
 
 def _of_winnow(found: Mapping[str, Any]) -> Iterator[Trial]:
@@ -202,6 +203,23 @@ def _difference(trial: Trial) -> float:
 
 def _order(name: str, of: Sequence[Trial]) -> tuple[float, str]:
     return (-sum(trial.sign for trial in of) / max(1, len(of)), name)
+
+
+def index_row(name: str) -> tuple[str, ...]:
+    """Returns the cells of a method in the index: link, summary, stage, paper, signals and bytes per sample.
+
+    Args:
+        name: Name of the method.
+    """
+    kind: Any = methods.load(name)
+    return (
+        f"[{name}]({name}.md)",
+        kind.card.summary,
+        f"`{kind.stage}`",
+        paper_link(kind.card.paper),
+        ", ".join(f"`{signal}`" for signal in signals_of(kind)),
+        f"{kind.card.bytes_per_sample:g}",
+    )
 
 
 def page(folder: Path = RESULTS) -> str:

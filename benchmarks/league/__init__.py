@@ -8,8 +8,8 @@ What was decided before the first counted run:
   came out is printed, and so are its optimizer steps: methods that take fewer steps and those that make batches smaller differ
   by that alone.
 - Every arm looks at the same three learning rates, with two seeds and on samples that are never counted. Five seeds count.
-- Full training, random samples, fewer epochs and smaller batches are the trainings of `benchmarks.winnow`, and so is Winnow; a
-  placebo is the method with its signals permuted, at the rate of the method.
+- Full training, random samples, fewer epochs and smaller batches are the trainings of `benchmarks.winnow`; a placebo is the
+  method with its signals permuted, at the rate of the method. Winnow was in the table with its first version, since removed.
 - Differences are paired by seed. The findings against full training, and those against each control, are corrected by Holm over
   the whole table: all methods and all tasks. Nothing is called better or worse, and no loss excluded, that is not decided so.
 """

@@ -12,7 +12,6 @@ from benchmarks.winnow.jobs import (
     Done,
     Job,
     chosen_factor,
-    first_version,
     looks_of,
     train_arm,
 )
@@ -29,7 +28,7 @@ PLACEBO = " with permuted signals"
 CONTROLS = ("uniform", "shorter", "smaller")
 """Arms that spend the same cost without a choice."""
 
-BESIDE = ("full", *CONTROLS, "winnow", "selective_backprop")
+BESIDE = ("full", *CONTROLS, "selective_backprop")
 """Arms whose trainings are those of `benchmarks.winnow`."""
 
 
@@ -63,7 +62,6 @@ def _of(
 
 
 ENTRIES: Sequence[Entry] = (
-    Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE})),
     _of(
         "kakurenbo",
         "hides the easiest of an epoch",
@@ -91,9 +89,7 @@ ENTRIES: Sequence[Entry] = (
     _of("threshold_keep", "keeps by gradient norm, without bias", once=True, keep=0.25),
     _of("div_bs", "rows of the batch that differ", once=True, keep=0.25, gradient="outputs"),
 )
-"""The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost.
-
-Winnow is its first version, since removed: its trainings can be read, and not be made again."""
+"""The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost."""
 
 
 @cache
@@ -107,8 +103,9 @@ def arms() -> dict[str, Arm]:
         if has_placebo(entry):
             placebo = as_placebo(entry.spec)
             name = entry.name + PLACEBO
-            spec = first_version if entry.name == "winnow" else lambda _, spec=placebo: spec
-            found[name] = Arm(name, spec, rate_of=entry.name, shares=(SHARE,))
+            found[name] = Arm(
+                name, lambda _, spec=placebo: spec, rate_of=entry.name, shares=(SHARE,)
+            )
     return found
 
 

@@ -83,17 +83,26 @@ def parse(text: str) -> MethodSpec:
     return spec
 
 
+def source_of(spec: MethodSpec) -> Path:
+    """Returns the path of the file that defines a method.
+
+    Args:
+        spec: The method.
+    """
+    return Path(str(inspect.getsourcefile(type(spec.create()))))
+
+
 def identity_of(spec: MethodSpec) -> dict[str, Any]:
     """Returns what the runs of a method depend on: its settings, the digest of its file, and the versions.
 
     Args:
         spec: The method.
     """
-    path = Path(str(inspect.getsourcefile(type(spec.create()))))
     return {
         "method": spec.label,
+        "name": spec.name,
         "settings": spec.settings,
-        "file": Script(path, spec.name).recipe,
+        "file": Script(source_of(spec), spec.name).recipe,
         "versions": versions(),
     }
 

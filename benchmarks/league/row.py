@@ -22,7 +22,7 @@ from benchmarks.league.arms import (
     counted_jobs,
     factor_of,
 )
-from benchmarks.league.own import folder_of, identity_of, parse
+from benchmarks.league.own import folder_of, identity_of, parse, source_of
 from benchmarks.league.ray_pool import RayPool
 from benchmarks.league.table import far_off
 from benchmarks.winnow.jobs import (
@@ -347,6 +347,8 @@ def run(
     row = Row(spec.label, why_no_placebo_of(spec), tasks_of(every_task=every_task, without=without))
     folder = folder_of(spec, runs)
     write_json(folder / IDENTITY, identity_of(spec) | {"no_placebo": row.no_placebo})
+    source = source_of(spec)
+    (folder / source.name).write_bytes(source.read_bytes())
     pool = None if cluster is None else RayPool(cluster)
     done = run_missing(
         row.ready, partial(train_job, spec), folder / RUNS, jobs, lambda: False, pool=pool, say=say

@@ -9,6 +9,7 @@ from benchmarks.league.arms import CONTROLS, DESIGN, ENTRIES, PLACEBO, TASKS, ar
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Done
 from benchmarks.winnow.table import MARGIN, TITLES
+from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.statistics import Paired, against_controls, findings
 from thresher_lab.training.files import markdown_table
 
@@ -67,12 +68,30 @@ def results(done: Done) -> dict[str, Any]:
         "design": asdict(DESIGN),
         "families": {entry.name: entry.family for entry in ENTRIES},
         "settings": {entry.name: entry.spec.label for entry in ENTRIES},
+        "sentences": {entry.name: against_fewer_epochs(entry.name, rows) for entry in ENTRIES},
         "rows": rows,
         "controls": controls,
         "waiting": waiting,
         "left_out": left_out,
         "far_off": [sentence for place in held if (sentence := far_off(place, held[place]))],
     }
+
+
+def against_fewer_epochs(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Says on how many tasks a method is better and worse than fewer epochs: in the same time if that was trained.
+
+    Args:
+        name: Name of the method.
+        rows: Rows of the table.
+    """
+    of = [row["against"] for row in rows if row["method"] == name]
+    kind = SAME_TIME if all(SAME_TIME in against for against in of) else "shorter"
+    words = "in the same time" if kind == SAME_TIME else "at half the cost"
+    found = [against[kind]["finding"] for against in of if kind in against]
+    if not found:
+        return "Not compared with fewer epochs yet."
+    better = found.count("better")
+    return f"Better than fewer epochs {words} on {better} of {len(found)} tasks, worse on {found.count('worse')}."
 
 
 def _arm_of(method: str, control: str) -> str:

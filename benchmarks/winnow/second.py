@@ -374,6 +374,7 @@ def results(done: Done) -> dict[str, Any]:
         "trainings": len(done),
         "seeds": len(SEEDS),
         "tables": tables(done),
+        "pairs": list(pairs(done)),
         "time_shares": time_shares(),
         "with_the_wrong_clock": {"verdict": verdict(before), "tables": tables(before)},
     }
@@ -399,6 +400,28 @@ def tables(done: Done) -> dict[str, Any]:
         for task in (*SEVEN, *ONE_OF_LENGTHS)
         if "full" in (rows := rows_of(done, task, share)) and len(rows) > 2
     }
+
+
+def pairs(done: Done) -> Iterator[dict[str, Any]]:
+    """Yields Winnow at half of the cost beside smaller batches, which take as many steps, task by task."""
+    for task in (*SEVEN, *ONE_OF_LENGTHS):
+        rows = rows_of(done, task, 0.5)
+        paired = difference(rows, "second version", "smaller batches")
+        if paired is None:
+            continue
+        own = rows["second version"]
+        other = rows["smaller batches"]
+        yield {
+            "task": task,
+            "method": _winnow(0.5).label,
+            "mean": fmean(one["metric"] for one in own),
+            "other": MethodSpec("uniform", {"keep": 0.5}, {"spend": "batches"}).label,
+            "other_mean": fmean(one["metric"] for one in other),
+            "difference": paired.mean,
+            "ci95": [paired.low, paired.high],
+            "steps": round(fmean(one["cost"]["steps"] for one in own)),
+            "seeds": paired.n,
+        }
 
 
 def _as_dict(paired: Paired | None) -> dict[str, Any] | None:

@@ -45,9 +45,8 @@ def measurements(name: str, folder: Path) -> str:
 
     Args:
         name: Name of the method.
-        folder: Folder with results.json files of comparisons under any name, with files that have `pairs`, a grid of tasks and
-            shares as `benchmarks.winnow` writes it, or `families` as `benchmarks.league` does, and with the results of
-            `thresher reproduce` in a subfolder.
+        folder: Folder with results.json files of comparisons under any name, with files that have `pairs`, or `families` as
+            `benchmarks.league` writes them, and with the results of `thresher reproduce` in a subfolder.
 
     Returns:
         Sections in Markdown; one sentence where there are none.
@@ -65,9 +64,7 @@ def measurements(name: str, folder: Path) -> str:
             sections.append(_section(found, rows))
         shown |= {(*key, row["method"], row["control_of"]) for row in rows}
     sections = [LEGEND, *sections] if sections else []
-    sections += [
-        section for read in (_of_pairs, _of_grids, _of_leagues) for section in read(name, folder)
-    ]
+    sections += [section for read in (_of_pairs, _of_leagues) for section in read(name, folder)]
     return "\n\n".join(sections) or NOT_MEASURED
 
 
@@ -219,47 +216,6 @@ def _pair_cells(pair: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _of_grids(name: str, folder: Path) -> Iterator[str]:
-    """Yields the tables of methods at a share of the cost, each with the best learning rate of a grid that all arms look at."""
-    for path, found in _read(folder):
-        for share, at_share in found.get("shares", {}).items():
-            held = [
-                (task, arms)
-                for task, arms in at_share["tasks"].items()
-                if {"full", name} <= set(arms)
-            ]
-            rows = [_grid_cells(task, arms["full"], arms[name]) for task, arms in held]
-            if rows and name != "full":
-                header = (
-                    "task",
-                    "metric, hundredths",
-                    "full",
-                    "difference to full",
-                    "to smaller batches",
-                    "cost",
-                    "seeds",
-                )
-                title = f"### At a share of {share}, each arm with its own learning rate"
-                yield f"{title}\n\nFrom `{path.name}`.\n\n{markdown_table(header, rows)}"
-
-
-def _grid_cells(task: str, full: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, ...]:
-    between = [
-        ""
-        if paired is None
-        else f"{paired['mean']:+.2f} [{paired['low']:+.2f}, {paired['high']:+.2f}]"
-        for paired in (own["to_full"], own["to_smaller"])
-    ]
-    return (
-        f"`{task}`",
-        f"{own['metric']:.2f}",
-        f"{full['metric']:.2f}",
-        *between,
-        f"{own['cost']:.3f}",
-        str(own["n"]),
-    )
-
-
 def _of_leagues(name: str, folder: Path) -> Iterator[str]:
     """Yields the tables of methods that were compared one a family, each with the best learning rate of a grid."""
     for path, found in _read(folder):
@@ -272,7 +228,8 @@ def _of_leagues(name: str, folder: Path) -> Iterator[str]:
             header = ("task", "metric, hundredths", "full", *columns, "cost", "seeds")
             table = markdown_table(header, [_league_cells(row, full[row["task"]]) for row in rows])
             title = f"### One method a family, `{found['settings'][name]}`"
-            yield f"{title}\n\nFrom `{path.name}`; verdicts are corrected over all methods and tasks.\n\n{table}"
+            source = f"From `{path.name}`; verdicts are corrected over all methods and tasks."
+            yield f"{title}\n\n{found['sentences'][name]} {source}\n\n{table}"
 
 
 def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
@@ -361,26 +318,6 @@ def documented_methods() -> list[str]:
     return sorted(methods.BUILT_IN | methods.FOR_POSITIONS)
 
 
-def index_row(name: str) -> tuple[str, ...]:
-    """Returns the cells of a method in an index: link, summary, stage, paper, signals and bytes per sample.
-
-    Args:
-        name: Name of the method.
-    """
-    kind: Any = methods.load(name)
-    card = _card_of(name, kind)
-    paper = _paper_link(card.paper)
-    signals = _as_code(signals_of(kind))
-    return (
-        f"[{name}]({name}.md)",
-        card.summary,
-        f"`{kind.stage}`",
-        paper,
-        signals,
-        f"{card.bytes_per_sample:g}",
-    )
-
-
 def _card_of(name: str, kind: type) -> Card:
     card = getattr(kind, "card", None)
     if not isinstance(card, Card):
@@ -397,7 +334,7 @@ def _import_path(kind: type) -> str:
 
 def _fact_lines(kind: Any, card: Card) -> dict[str, str]:
     facts = {
-        "Paper": _paper_link(card.paper),
+        "Paper": paper_link(card.paper),
         "Decides": STAGE_TITLES[kind.stage],
         "Signals": _as_code(signals_of(kind)) or "none",
         "Remembers of each sample": f"{card.bytes_per_sample:g} bytes"
@@ -419,7 +356,8 @@ def _as_sentence(said: str) -> str:
     return said[:1].upper() + said[1:] + "." * (not said.endswith("."))
 
 
-def _paper_link(paper: str) -> str:
+def paper_link(paper: str) -> str:
+    """Returns the text about a publication, with a link for its number at arXiv."""
     return re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
 
 

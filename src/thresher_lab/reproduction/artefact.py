@@ -32,8 +32,6 @@ CountedVerdict = Literal["holds by count", "fails by count"]
 VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "not tested", "reproduced")
 """Verdicts in the order of the page."""
 FULL_ROW = "full"
-HALF_A_POINT = 0.005
-"""Loss of accuracy that does not matter, as a share."""
 FAR = 0.05
 """Distance from the limit at which a claim is decided although all seeds give the same number."""
 FIVE_SEEDS = (0, 1, 2, 3, 4)

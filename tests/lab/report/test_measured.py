@@ -107,29 +107,6 @@ def test_pairs_are_quoted_for_both_methods(tmp_path):
     assert measurements("big_loss", tmp_path) == NOT_MEASURED
 
 
-def test_arms_of_a_grid_are_quoted_by_the_names_of_methods(tmp_path):
-    paired = {"mean": -0.5, "low": -1.0, "high": 0.0}
-    full = {"metric": 90.0, "cost": 1.0, "n": 5, "to_full": None, "to_smaller": None}
-    arms = {
-        "full": full,
-        "winnow": full | {"metric": 89.5, "cost": 0.5, "to_full": paired},
-        "smaller": full,
-    }
-    write_json(
-        tmp_path / "grid.json",
-        {"shares": {"0.5": {"tasks": {"bike": arms, "line": {"full": full}}}}},
-    )
-    text = measurements("winnow", tmp_path)
-    assert text.startswith(
-        "### At a share of 0.5, each arm with its own learning rate\n\nFrom `grid.json`."
-    )
-    assert (
-        text.endswith("| `bike` | 89.50 | 90.00 | -0.50 [-1.00, +0.00] |  | 0.500 | 5 |")
-        and "line" not in text
-    )
-    assert measurements("uniform", tmp_path) == NOT_MEASURED
-
-
 def test_a_league_is_quoted_with_its_verdicts(tmp_path):
     between = {"n": 5, "mean": -0.25, "low": -0.5, "high": 0.0, "finding": "unclear"}
     of_seta = {
@@ -142,6 +119,7 @@ def test_a_league_is_quoted_with_its_verdicts(tmp_path):
     }
     of_seta |= {"against": {"smaller": between | {"finding": "worse"}}}
     found = {"families": {}, "settings": {"seta": "seta:target=0.5"}, "rows": [of_seta]}
+    found |= {"sentences": {"seta": "Better on none."}}
     write_json(
         tmp_path / "league.json",
         found | {"controls": [{"task": "bike", "arm": "full", "metric": 93.0}]},
@@ -150,3 +128,4 @@ def test_a_league_is_quoted_with_its_verdicts(tmp_path):
     assert "### One method a family, `seta:target=0.5`" in text and "From `league.json`" in text
     cells = "| `bike` | 92.50 | 93.00 | -0.25 [-0.50, +0.00], loses | -0.25 [-0.50, +0.00], worse |  | 0.500 | 5 |"
     assert cells in text and measurements("ies", tmp_path) == NOT_MEASURED
+    assert "Better on none. From `league.json`" in text

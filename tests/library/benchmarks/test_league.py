@@ -16,7 +16,16 @@ from benchmarks.league.arms import (
     factor_of,
     ready,
 )
-from benchmarks.league.table import page, results, summary, top, values, with_tables, with_top
+from benchmarks.league.table import (
+    against_fewer_epochs,
+    page,
+    results,
+    summary,
+    top,
+    values,
+    with_tables,
+    with_top,
+)
 
 from thresher import methods
 from thresher_lab.comparison.statistics import Paired, findings
@@ -79,16 +88,12 @@ def test_placebos_come_last_and_have_the_rate_of_their_method():
 
 def test_findings_against_an_independent_computation():
     found = results(
-        made_up(
-            {"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}
-        )
+        made_up({"full": 90.0, "repb": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5})
     )
     rows = {(row["task"], row["method"]): row for row in found["rows"]}
     assert len(rows) == len(TASKS) * len(ENTRIES) - 3 and found["waiting"] == []
     done = values(
-        made_up(
-            {"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}
-        )
+        made_up({"full": 90.0, "repb": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5})
     )
     compared = {
         place: Paired.of(
@@ -108,17 +113,17 @@ def test_findings_against_an_independent_computation():
         rows[TASKS[0], "infobatch"]["finding"] == "no loss"
         and rows[TASKS[0], "kakurenbo"]["finding"] == "loses"
     )
-    assert rows[TASKS[0], "winnow"]["against"]["smaller"]["finding"] == "better"
-    assert set(rows[TASKS[0], "winnow"]["against"]) == {*CONTROLS, "placebo"}
+    assert rows[TASKS[0], "repb"]["against"]["smaller"]["finding"] == "better"
+    assert set(rows[TASKS[0], "repb"]["against"]) == {*CONTROLS, "placebo"}
 
 
 def test_the_page_names_what_is_not_finished_and_puts_the_worst_first():
-    levels = {"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 70.0}
+    levels = {"full": 90.0, "repb": 89.9, "smaller": 88.0, "kakurenbo": 70.0}
     found = results(made_up(levels, waiting=["seta"]))
     assert ["bike", "seta"] in [list(one) for one in found["waiting"]]
     text = summary(found)
     assert (
-        text.index("| kakurenbo |") < text.index("| winnow |")
+        text.index("| kakurenbo |") < text.index("| repb |")
         and "Not finished yet: seta on fashion-10k" in text
     )
     whole = page(found)
@@ -131,8 +136,8 @@ def test_the_page_names_what_is_not_finished_and_puts_the_worst_first():
 def test_the_outcome_in_sentences():
     levels = {
         "full": 90.0,
-        "winnow": 90.4,
-        "winnow" + PLACEBO: 80.0,
+        "repb": 90.4,
+        "repb" + PLACEBO: 80.0,
         "smaller": 88.0,
         "kakurenbo": 70.0,
     }
@@ -144,7 +149,7 @@ def test_the_outcome_in_sentences():
     )
     assert (
         "kakurenbo" not in said.split("Nowhere shown to lose")[1]
-        and "so that the signal matters: winnow" in said
+        and "so that the signal matters: repb" in said
     )
     page_of_it = with_top(
         "<!-- top of benchmarks.league -->x<!-- end of the top -->", results(made_up(levels))
@@ -171,3 +176,32 @@ def test_the_page_is_that_of_the_results():
     text = (ROOT / "docs" / "evidence" / "league.md").read_text()
     if file.is_file():
         assert with_tables(text, json.loads(file.read_text())) == text
+
+
+def test_the_sentence_about_fewer_epochs_names_the_control():
+    better, worse = {"finding": "better"}, {"finding": "worse"}
+    rows = [
+        {"method": "seta", "against": {"shorter": better}},
+        {"method": "seta", "against": {"shorter": worse, "shorter@time": worse}},
+        {"method": "ies", "against": {"shorter": better, "shorter@time": worse}},
+    ]
+    said = "Better than fewer epochs at half the cost on 1 of 2 tasks, worse on 1."
+    assert against_fewer_epochs("seta", rows) == said
+    said = "Better than fewer epochs in the same time on 0 of 1 tasks, worse on 1."
+    assert against_fewer_epochs("ies", rows) == said
+    assert against_fewer_epochs("ucb", rows) == "Not compared with fewer epochs yet."
+
+
+def test_the_claim_of_the_readme_is_that_of_the_results():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "league.json").read_text())["rows"]
+
+    def methods_that_are(finding, control):
+        return {row["method"] for row in rows if row["against"][control]["finding"] == finding}
+
+    claim = (
+        f"of {len({row['method'] for row in rows})} published methods on five tasks, "
+        f"{len(methods_that_are('worse', 'smaller'))} are worse than smaller batches at half the cost on a task, and "
+        f"{len(methods_that_are('worse', 'shorter'))} worse than fewer epochs. None is better than either on any."
+    )
+    assert claim in (ROOT / "README.md").read_text()
+    assert not methods_that_are("better", "smaller") | methods_that_are("better", "shorter")
