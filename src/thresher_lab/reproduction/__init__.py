@@ -9,3 +9,5 @@ MINOR = ("kakurenbo-others", "kakurenbo-figure", "adaselection-pools", "diet-sb-
 """Beginnings of the names whose claims are not the main ones of their paper, with which its page begins."""
 STAND_INS = {paper.name: paper.stand_ins for paper in PAPERS}
 """What is trained in place of the models of each paper, in one line."""
+ANSWERS = {paper.name: paper.answer for paper in PAPERS}
+"""Whether what each paper is about holds, in one sentence."""

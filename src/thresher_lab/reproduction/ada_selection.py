@@ -20,7 +20,7 @@ from thresher_lab.reproduction.artefact import (
     units_of,
     with_spread,
 )
-from thresher_lab.reproduction.measures import best_of, cpu, metric, steps
+from thresher_lab.reproduction.measures import best_of, cost, cpu, lead, metric, steps
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
 WEIGHTS_ROW = "AdaSelection 0.3"
@@ -55,10 +55,14 @@ def gain_over_best(runs: RunsByRow, seed: int, method: str, candidates: Sequence
     return over_rates(runs, seed, method) - best_of(values, runs[FULL_ROW])(seed)
 
 
-def fast_methods(runs: RunsByRow, seed: int, methods: Sequence[str], time: float) -> int:
-    """Returns how many methods take at most a share of the CPU time of full training at every rate."""
+def fast_methods(
+    runs: RunsByRow, seed: int, methods: Sequence[str], time: float, *, counted: bool = False
+) -> int:
+    """Returns how many methods take at most a share of the CPU time, or cost, of full training at every rate."""
+    spent = cost if counted else cpu
     return sum(
-        max(cpu(runs, seed, row_name(method, rate)) for rate in RATES) <= time for method in methods
+        max(spent(runs, seed, row_name(method, rate)) for rate in RATES) <= time
+        for method in methods
     )
 
 
@@ -155,8 +159,7 @@ def _rate_cell(runs: RunsByRow, row: str) -> str:
 
 def gain_of_best(runs: RunsByRow, seed: int, rows: Sequence[str], over: str) -> float:
     """Returns the gain of the best of some rows over another."""
-    values = [partial(metric, runs, row=row) for row in rows]
-    return best_of(values, runs[FULL_ROW])(seed) - metric(runs, seed, over)
+    return -lead(runs, seed, over, rows)
 
 
 def spread(runs: RunsByRow, seed: int, rows: Sequence[str]) -> float:

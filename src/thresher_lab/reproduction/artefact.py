@@ -32,6 +32,8 @@ CountedVerdict = Literal["holds by count", "fails by count"]
 VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "not tested", "reproduced")
 """Verdicts in the order of the page."""
 FULL_ROW = "full"
+POINTS = "points"
+EXCLUDED = "the count excludes the limit"
 FAR = 0.05
 """Distance from the limit at which a claim is decided although all seeds give the same number."""
 FIVE_SEEDS = (0, 1, 2, 3, 4)
@@ -88,6 +90,8 @@ class Claim:
             claims mean anything. Claims with the same statement are a row of the paper's page.
         timed: Whether the number is made of times, so that it needs a backward pass of at least `LEAST_RATIO`. Default False.
         note: Remark that stands with the verdict. Default: none.
+        at_most: Function that returns the largest number that the counted passes allow. Default: none.
+        unit: Unit of the numbers on the page. Default: "points", in which a part whose metric is a loss is not measured.
     """
 
     __pydantic_config__ = STRICT
@@ -100,6 +104,8 @@ class Claim:
     says: str = ""
     timed: bool = False
     note: str = ""
+    at_most: SeedValue | None = None
+    unit: str = POINTS
 
     def part_of(self, parts: Collection[str]) -> str:
         """Returns the name of the part that the claim is about, of those of its table; "" for all of several together."""
@@ -112,9 +118,9 @@ class Claim:
         """Judges the claim by the runs of some seeds.
 
         Returns:
-            claim (its text), says, mean, ci95, above, scale, note, seeds_needed and verdict; "cannot tell" where a value is not
-            finite, and where all are the same and close to the limit: an interval without width is None. Counts are then judged
-            as such.
+            claim (its text), says, mean, ci95, above, scale, unit, note, at_most, seeds_needed and verdict; "cannot tell" where a
+            value is not finite, and where all are the same and close to the limit: an interval without width is None. Counts are
+            then judged as such.
         """
         values = [self.value(measured, seed) for seed in seeds]
         result: dict[str, Any] = {
@@ -122,7 +128,8 @@ class Claim:
             "says": self.says,
             "above": self.above,
             "scale": self.scale,
-            **({"note": self.note} if self.note else {}),
+            "unit": self.unit,
+            "note": self.note,
         }
         if not all(map(math.isfinite, values)):
             return {**result, "mean": None, "ci95": None, "verdict": "cannot tell"}
@@ -135,11 +142,8 @@ class Claim:
             verdict = "reproduced" if paired.mean > self.above else "not reproduced"
         ends = [paired.low, paired.high] if has_width else None
         result |= {"mean": paired.mean, "ci95": ends, "verdict": verdict}
-        result |= (
-            {"seeds_needed": paired.seeds_for(abs(paired.mean - self.above))}
-            if verdict == "cannot tell"
-            else {}
-        )
+        if verdict == "cannot tell":
+            result["seeds_needed"] = paired.seeds_for(abs(paired.mean - self.above))
         if self.timed:
             full = [
                 next(iter(runs[FULL_ROW].values()))
@@ -147,10 +151,19 @@ class Claim:
                 if self.part_of(measured) in ("", part)
             ]
             ratio = min(run["cost"]["backward_to_forward"] for run in full)
-            passes = f"backward pass: {ratio:.2f} forward passes"
-            result |= {"note": "; ".join(filter(None, (self.note, passes)))}
-            result |= {"verdict": "not tested"} if ratio < LEAST_RATIO else {}
+            if ratio < LEAST_RATIO:
+                result["verdict"] = "not tested"
+            result["note"] = _joined(self.note, f"backward pass: {ratio:.2f} forward passes")
+        if self.at_most:
+            allowed = fmean(self.at_most(measured, seed) for seed in seeds)
+            result["at_most"] = allowed
+            if allowed <= self.above:
+                result |= {"verdict": "not tested", "note": _joined(result["note"], EXCLUDED)}
         return result
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def judged(paired: Paired, above: float) -> Verdict:
@@ -402,7 +415,9 @@ def reproduce(
     measured = {name: _by_row(found) for name, found in results.items()}
     scales = {name: units_of(found["metric"]) for name, found in results.items()}
     claims = [
-        replace(one, scale=min(one.scale, scales.get(one.part_of(scales), one.scale)))
+        replace(one, scale=1.0, unit="of loss")
+        if one.unit == POINTS and scales.get(one.part_of(scales)) == 1
+        else one
         for one in artefact.claims
     ]
     claims = [claim.judge(measured, artefact.seeds) for claim in claims]

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from thresher_lab.reproduction import measures
 from thresher_lab.reproduction.artefact import Artefact, RunsByPart, SeedValue
 
-GIVEN_BY_CALLER = {"measure": 2, "tables": 2, "pictures": 1, "remark": 1}
+GIVEN_BY_CALLER = {"measure": 2, "at_most": 2, "tables": 2, "pictures": 1, "remark": 1}
 """Keys that name a function, with the number of arguments that the file does not give: the runs and others."""
 ARTEFACT = TypeAdapter(Artefact)
 Declaration = Mapping[str, Any]
@@ -27,11 +27,13 @@ class Paper:
     Args:
         name: Name of the paper.
         stand_ins: Trainings in place of those of its models, in one line.
+        answer: Whether what it is about holds, in one sentence.
         artefacts: Its tables and figures.
     """
 
     name: str
     stand_ins: str
+    answer: str
     artefacts: Sequence[Artefact]
 
 
@@ -63,6 +65,7 @@ def _paper(
     *,
     paper: str,
     stand_ins: str,
+    answer: str,
     artefacts: Sequence[Declaration],
     defaults: Declaration | None = None,
     shared: Declaration | None = None,
@@ -73,7 +76,7 @@ def _paper(
             made.append(_artefact(functions, paper, shared or {}, **{**(defaults or {}), **given}))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{given.get('name')}: {error}") from error
-    return Paper(paper, stand_ins, made)
+    return Paper(paper, stand_ins, answer, made)
 
 
 def _artefact(
@@ -117,21 +120,25 @@ def _claims(
     *,
     text: str,
     measure: Declaration,
+    at_most: Declaration | None = None,
     parts: Sequence[str] = (),
     **given: Any,
 ) -> list[dict[str, Any]]:
     """Returns the claim, or one per part that it is about, whose name its text then begins with."""
-    value = _function(functions, "measure", **measure)
+    numbers = {"value": _function(functions, "measure", **measure)}
+    if at_most:
+        numbers["at_most"] = _function(functions, "at_most", **at_most)
+
+    def about(part: str) -> dict[str, Any]:
+        return {**given, **{key: _of_part(value, part) for key, value in numbers.items()}}
+
     if not parts:
-        about = names[0] if len(names) == 1 else ""
-        return [{**given, "text": text, "value": _of_part(value, about)}]
+        return [{**about(names[0] if len(names) == 1 else ""), "text": text}]
     about_each = names if parts == "all" else parts
     unknown = set(about_each) - set(names)
     if unknown:
         raise ValueError(f"`parts`: no part {min(unknown)!r}, there are {', '.join(names)}")
-    return [
-        {**given, "text": f"{name}: {text}", "value": _of_part(value, name)} for name in about_each
-    ]
+    return [{**about(name), "text": f"{name}: {text}"} for name in about_each]
 
 
 def _of_part(value: Callable[..., float], part: str) -> SeedValue:

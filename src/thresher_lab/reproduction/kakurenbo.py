@@ -7,8 +7,10 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from thresher_lab.comparison.summary import RunDict
@@ -23,7 +25,7 @@ from thresher_lab.reproduction.artefact import (
 )
 from thresher_lab.reproduction.measures import mean_gain, metric
 from thresher_lab.tasks.contours import Transfer
-from thresher_lab.training.samples import LOSS_BINS, mean_of_part, read_history
+from thresher_lab.training.samples import LOSS_BINS, TOP_SHARE, mean_of_part, read_history
 
 HIDING_ROW = "KAKURENBO-0.3"
 """Row of the figures that show one run of the method."""
@@ -134,20 +136,38 @@ def rank_change(runs: RunsByRow, seed: int) -> float:
     return 1 - float(np.corrcoef(early, late)[0, 1]) if np.ptp(early) and np.ptp(late) else math.nan
 
 
+def class_shift(runs: RunsByRow, seed: int) -> float:
+    """Returns the share of the hidden samples that is in other classes at the end than after a third of training."""
+    run = runs[HIDING_ROW][seed]
+    early, _, late = _shares_by_class(run, _thirds(run["history"]))
+    return float(np.abs(late - early).sum() / 2)
+
+
+def _thirds(history: Sequence[Any]) -> list[int]:
+    return [len(history) // 3, 2 * len(history) // 3, len(history) - 1]
+
+
+def _shares_by_class(run: RunDict, epochs: Sequence[int]) -> NDArray[np.float64]:
+    hidden = np.array([run["history"][epoch]["hidden_by_class"] for epoch in epochs])
+    return hidden / hidden.sum(axis=1, keepdims=True)
+
+
 def figure_2(measured: RunsByPart, _: PartResults) -> list[PageTable]:
-    """Returns the hidden samples by class after three epochs of the first seed."""
+    """Returns the classes of the hidden samples, the first 50 as in the paper, after three epochs of the first seed."""
     [runs] = measured.values()
-    history = next(iter(runs[HIDING_ROW].values()))["history"]
-    epochs = [len(history) // 3, 2 * len(history) // 3, len(history) - 1]
-    hidden = np.array([history[epoch]["hidden_by_class"] for epoch in epochs])
-    ranks = rankdata(-hidden, method="min", axis=1)
+    run = next(iter(runs[HIDING_ROW].values()))
+    epochs = _thirds(run["history"])
+    shares = 100 * _shares_by_class(run, epochs)
+    ranks = rankdata(-shares, method="min", axis=1)
     rows = [
-        [str(label), *(f"{count} ({rank:.0f})" for count, rank in zip(*of_class, strict=True))]
-        for label, of_class in enumerate(zip(hidden.T, ranks.T, strict=True))
+        [str(label), *(f"{share:.1f} ({rank:.0f})" for share, rank in zip(*of, strict=True))]
+        for label, of in enumerate(zip(shares.T, ranks.T, strict=True))
     ]
     header = ["class", *(f"epoch {epoch}" for epoch in epochs)]
-    title = "Hidden samples by class, with the rank of the class, 1 for the most hidden samples (first seed)"
-    return [PageTable(title, header, rows)]
+    title = (
+        "Share of the hidden samples, %, with the rank of the class, 1 for the most (first seed)"
+    )
+    return [PageTable(title, header, rows[:50])]
 
 
 # Figure 3: the share that is hidden, on the task of table 5, where samples are moved back
@@ -242,11 +262,22 @@ def top_above(runs: RunsByRow, seed: int) -> float:
     return losses["top"][-1] / losses["bottom"][-1]
 
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
 def figure_6(measured: RunsByPart, _: PartResults) -> list[PageTable]:
-    """Returns the mean losses in the last epochs of full training."""
+    """Returns the distributions of the losses in the last epochs of full training, as quantiles."""
     [runs] = measured.values()
-    losses = [top_losses(run) for run in runs[FULL_ROW].values()]
-    columns = [_means(of[part] for of in losses) for part in losses[0]]
-    rows = numbered_rows(columns, ".4f", -len(columns[0]))
-    header = ["epoch from the end", "all", "bottom 98 %", "top 2 %"]
-    return [PageTable("Mean loss, full training (mean of the seeds)", header, rows)]
+    cells = np.mean([_quantiles(run) for run in runs[FULL_ROW].values()], axis=0)
+    names = [f"{part}, {share:.0%}" for part in ("bottom", "top") for share in QUANTILES]
+    rows = numbered_rows(cells, ".4f", -cells.shape[1])
+    title = "Loss below which a share of the bottom 98 % and of the top 2 % is, full training (mean of the seeds)"
+    return [PageTable(title, ["epoch from the end", *names], rows)]
+
+
+def _quantiles(run: RunDict) -> NDArray[np.float64]:
+    losses = np.sort(read_history(Path(run["samples"])).losses[:, -LAST_EPOCHS:], axis=0)
+    top = round((1 - TOP_SHARE) * len(losses))
+    return np.concatenate(
+        [np.quantile(part, QUANTILES, axis=0) for part in np.split(losses, [top])]
+    )

@@ -1,6 +1,7 @@
 """What claims measure: numbers of the runs of a part with one seed, which the TOML files of the papers name."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import fmean
 
 from thresher.cost import Cost
@@ -22,6 +23,12 @@ def mean_gain(runs: RunsByRow, seed: int, rows: Sequence[str], over: Sequence[st
     return fmean(surplus(runs, seed, *pair) for pair in zip(rows, over, strict=True))
 
 
+def lead(runs: RunsByRow, seed: int, row: str, others: Sequence[str]) -> float:
+    """Returns the metric of a row minus that of the best of some others."""
+    rivals = [partial(metric, runs, row=other) for other in others]
+    return metric(runs, seed, row) - best_of(rivals, runs[FULL_ROW])(seed)
+
+
 def steps(runs: RunsByRow, seed: int, row: str) -> float:
     """Returns the number of optimizer steps of a row."""
     return runs[row][seed]["cost"]["steps"]
@@ -35,6 +42,13 @@ def cpu(runs: RunsByRow, seed: int, row: str) -> float:
 def cpu_saved(runs: RunsByRow, seed: int, row: str, over: str) -> float:
     """Returns by how much the CPU time of a row is below that of another, as a share of full training."""
     return cpu(runs, seed, over) - cpu(runs, seed, row)
+
+
+def count_saved(runs: RunsByRow, seed: int, row: str, over: str) -> float:
+    """Returns the share of the cost of full training that a row saves over another by its passes, those for scores left out."""
+    costs = [runs[name][seed]["cost"] for name in (over, row)]
+    more, less = (counts["ratio"] - counts.get("scores_ratio", 0.0) for counts in costs)
+    return more - less
 
 
 def cost(runs: RunsByRow, seed: int, row: str, backward_to_forward: float | None = None) -> float:
@@ -58,6 +72,11 @@ def cost_saved(
 ) -> float:
     """Returns by how much the cost of a row is below that of another, see `cost`."""
     return cost(runs, seed, over, backward_to_forward) - cost(runs, seed, row, backward_to_forward)
+
+
+def overhead(runs: RunsByRow, seed: int, row: str) -> float:
+    """Returns the cost of a row minus its CPU time, both as shares of full training: below 0 if it takes longer than its passes."""
+    return cost(runs, seed, row) - cpu(runs, seed, row)
 
 
 Candidate = Callable[[int], float]

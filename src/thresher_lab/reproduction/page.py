@@ -5,12 +5,13 @@ figures.
 """
 
 import base64
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from thresher_lab.comparison.statistics import SEED_COUNTS
-from thresher_lab.reproduction import MINOR, STAND_INS
+from thresher_lab.reproduction import ANSWERS, MINOR, STAND_INS
 from thresher_lab.reproduction.artefact import FIVE_SEEDS, LEAST_RATIO, Artefact, with_interval
 from thresher_lab.training.files import markdown_table
 
@@ -19,12 +20,15 @@ INDEX_HEAD = """# Which results of the papers reproduce
 `thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and these pages. Small
 networks and small data stand for those of the papers, at the scale of two CPU cores; "at full size" is a recipe, with the
 network, data and epochs that it gives. A claim that does not reproduce here may still hold at the scale of the paper."""
-RULES = f"""Each claim is a number, measured with each seed, that should be above a limit; shares are in hundredths. It is
+INDEX_COLUMNS = ["paper", "does it hold?", "tables and figures", "main sentences", "side sentences"]
+RULES = f"""Each claim is a number, measured with each seed, that should be above a limit; points are hundredths of the metric. It is
 **reproduced** if the whole 95 % interval of the mean is above the limit, and **not reproduced** if all of it is below.
 Otherwise these seeds **cannot tell**; the number of seeds that it needs would decide in four of five repetitions, if mean and
 spread are as measured. A count of passes that is the same with every seed **holds by count** or **fails by count**, and decides
-no table. A claim is **not tested** if a condition of our setup does not hold. Claims about time have one: selection saves
-backward passes, so one must cost at least {LEAST_RATIO} forward passes. A table has the worst verdict of its claims."""
+no table. A claim is **not tested** if a condition of our setup does not hold. Claims about time have two: selection saves
+backward passes, so one must cost at least {LEAST_RATIO} forward passes, and the limit must be below the saving that the counted
+passes allow, which stands with it. A table has the worst verdict of its claims, and so has a sentence of a paper, which counts
+once however often it is tested."""
 TABLES_NOTE = """The tables say how many optimizer steps each row takes: not all have as many as full training. A method that
 chooses in the batch trains either on batches that are **filled up** with the rows kept of several batches, in fewer steps, or
 on smaller batches **as selected**, in as many steps. On small tasks, this can be worth more than the choice of the rows."""
@@ -71,15 +75,16 @@ def index_page(results: Sequence[Mapping[str, Any]], anew: Mapping[str, str]) ->
     papers = [
         [
             f"[{paper}]({_stem(paper)}.md)",
+            ANSWERS.get(paper, ""),
             _counts(one["verdict"] for one in of),
-            _counts(_verdicts(of)),
+            *map(_count_sentences, _main_and_side(of)),
         ]
         for paper, of in _by_paper(results).items()
     ]
     waiting = "\n".join(f"- `{name}`: {reason}" for name, reason in sorted(anew.items()))
     parts = [
         INDEX_HEAD,
-        markdown_table(["paper", "tables and figures", "claims"], papers),
+        markdown_table(INDEX_COLUMNS, papers),
         f'## <a id="verdicts"></a>How claims are judged\n\n{RULES}',
         *(
             [
@@ -121,34 +126,48 @@ def paper_pages(
 def _answers(
     paper: str, results: Sequence[Mapping[str, Any]], anew: Mapping[str, str], index: str
 ) -> str:
-    """Returns the short page of a paper: its main sentences, and a row per sentence."""
+    """Returns the short page of a paper: whether it holds, and a row per sentence."""
+    main, side = _main_and_side(results)
+    waiting = ", ".join(f"`{one['name']}`" for one in results if one["name"] in anew)
+    parts = [
+        f"# {paper}: does it hold?",
+        ANSWERS.get(paper, ""),
+        f"Main sentences: {_count_sentences(main)}. Side sentences: {_count_sentences(side)}.",
+        *(f"**{one['remark']}**" for one in results if one.get("remark")),
+        f"Trained here: {STAND_INS.get(paper, '')}. [How claims are judged]({index}#verdicts). Links lead to all tables."
+        + (f" To be trained anew ([why]({index}#anew)): {waiting}." if waiting else ""),
+    ]
+    for title, groups in (("main", main), ("side", side)):
+        rows = [
+            [_said(group), _cell(group, _measured), _cell(group, _with_reasons)] for group in groups
+        ]
+        if rows:
+            parts.append(
+                markdown_table([f"{title} sentence of the paper", "measured here", "verdict"], rows)
+            )
+    return "\n\n".join(parts) + "\n"
+
+
+Sentence = Sequence[Judged]
+"""The claims about one sentence of a paper, from the worst verdict."""
+
+
+def _main_and_side(results: Sequence[Mapping[str, Any]]) -> tuple[list[Sentence], list[Sentence]]:
+    """Returns the main sentences of a paper and the others."""
     sentences: dict[str, list[Judged]] = {}
     for found in results:
         for claim in found["claims"]:
             if claim["says"]:
                 sentences.setdefault(claim["says"], []).append((found, claim))
-    groups = [sorted(group, key=_from_worst) for group in sentences.values()]
+    groups: list[Sentence] = [sorted(group, key=_from_worst) for group in sentences.values()]
     main = [group for group in groups if not group[0][0]["name"].startswith(MINOR)]
-    waiting = ", ".join(f"`{one['name']}`" for one in results if one["name"] in anew)
-    parts = [
-        f"# {paper}: what holds here",
-        *(f"**{one['remark']}**" for one in results if one.get("remark")),
-        f"Its claims here: {_counts(_verdicts(results))}. The main ones:",
-        "\n".join(
-            f"- **{_cell(group, _counted)}**: {_said(group)}. Measured: {_cell(group, _means)}."
-            for group in main
-        ),
-        f"Trained here: {STAND_INS.get(paper, '')}. [How claims are judged]({index}#verdicts). Links lead to all tables."
-        + (f" To be trained anew ([why]({index}#anew)): {waiting}." if waiting else ""),
-        markdown_table(
-            ["the paper says", "measured here", "verdict"],
-            [
-                [_said(group), _cell(group, _measured), _cell(group, _with_reasons)]
-                for group in groups
-            ],
-        ),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return main, [group for group in groups if group not in main]
+
+
+def _count_sentences(groups: Sequence[Sentence]) -> str:
+    """Returns how many sentences there are, and how many of each verdict, the worst of their claims."""
+    worst = (min((claim["verdict"] for _, claim in one), key=FROM_WORST.index) for one in groups)
+    return f"{len(groups)} ({_counts(worst)})" if groups else "none"
 
 
 def _from_worst(judged: Judged) -> tuple[bool, int, float]:
@@ -157,13 +176,13 @@ def _from_worst(judged: Judged) -> tuple[bool, int, float]:
     return "@" in found["name"], FROM_WORST.index(claim["verdict"]), distance
 
 
-def _said(group: Sequence[Judged]) -> str:
+def _said(group: Sentence) -> str:
     """Returns what the paper says, with a link from the place to the table."""
     place, _, said = group[0][1]["says"].partition(": ")
     return f"[{place}]({_place(group[0][0])}): {said}"
 
 
-def _cell(group: Sequence[Judged], words: Callable[[Sequence[Judged]], str]) -> str:
+def _cell(group: Sentence, words: Callable[[Sentence], str]) -> str:
     """Returns the words on the results at small size, and on those at full size."""
     small, full = (
         [judged for judged in group if ("@" in judged[0]["name"]) == size] for size in (False, True)
@@ -173,36 +192,30 @@ def _cell(group: Sequence[Judged], words: Callable[[Sequence[Judged]], str]) -> 
     )
 
 
-def _counted(group: Sequence[Judged]) -> str:
+def _counted(group: Sentence) -> str:
     return _counts(claim["verdict"] for _, claim in group)
 
 
-def _means(group: Sequence[Judged]) -> str:
-    ends = group[:: max(1, len(group) - 1)]
-    return " to ".join(_figure({**claim, "ci95": None}) for _, claim in ends)
-
-
-def _measured(group: Sequence[Judged]) -> str:
+def _measured(group: Sentence) -> str:
     """Returns the worst result with its limit, the best, and the number of seeds."""
     found, worst = group[0]
-    best = f"; best of {len(group)}: {_means(group[-1:])}" if len(group) > 1 else ""
+    best = (
+        f"; best of {len(group)}: {_figure({**group[-1][1], 'ci95': None, 'unit': ''})}"
+        if len(group) > 1
+        else ""
+    )
     return f"{worst['claim']}: {_figure(worst)}, limit {_limit(worst)}{best}; {len(found['seeds'])} seeds"
 
 
-def _with_reasons(group: Sequence[Judged]) -> str:
+def _with_reasons(group: Sentence) -> str:
     """Returns the verdicts, the conditions of the claims, and how many seeds would decide those that are open."""
     reasons = dict.fromkeys(claim["note"] for _, claim in group if claim.get("note"))
     still_open = [
         claim for _, claim in group if claim["verdict"] == "cannot tell" and claim["ci95"]
     ]
-    needed = sorted(claim.get("seeds_needed") or SEED_COUNTS[-1] + 1 for claim in still_open)
-    least_and_most = needed[:: max(1, len(needed) - 1)]
-    ends = dict.fromkeys(
-        f"{n}" if n in SEED_COUNTS else f"over {SEED_COUNTS[-1]:,}" for n in least_and_most
-    )
-    return "; ".join(
-        [_counted(group), *reasons, *([f"needs about {' to '.join(ends)} seeds"] if ends else [])]
-    )
+    needed = max((one.get("seeds_needed") or math.inf for one in still_open), default=0)
+    most = f"{needed}" if needed in SEED_COUNTS else f"over {SEED_COUNTS[-1]:,}"
+    return "; ".join([_counted(group), *reasons, *([f"{most} seeds would tell"] if needed else [])])
 
 
 def single_page(found: Mapping[str, Any]) -> str:
@@ -270,21 +283,27 @@ def _place(found: Mapping[str, Any]) -> str:
 
 def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
     verdict = "; ".join(filter(None, (claim["verdict"], claim.get("note"))))
-    return [claim.get("says") or CONDITION, claim["claim"], _figure(claim), _limit(claim), verdict]
+    return [
+        claim.get("says") or CONDITION,
+        claim["claim"],
+        _figure(claim),
+        _limit(claim),
+        verdict,
+    ]
 
 
 def _figure(claim: Mapping[str, Any]) -> str:
     if claim["mean"] is None:
         return "-"
-    return with_interval(claim["mean"], claim["ci95"], claim["scale"])
+    figure = with_interval(claim["mean"], claim["ci95"], claim["scale"])
+    return f"{figure} {claim.get('unit', '')}".rstrip()
 
 
 def _limit(claim: Mapping[str, Any]) -> str:
-    return f"{claim['scale'] * claim['above']:+g}"
-
-
-def _verdicts(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [claim["verdict"] for one in results for claim in one["claims"] if claim["says"]]
+    limit = f"{claim['scale'] * claim['above']:+g}"
+    if claim.get("at_most") is None:
+        return limit
+    return f"{limit} (the count allows {claim['scale'] * claim['at_most']:+.1f})"
 
 
 def _counts(verdicts: Iterable[str]) -> str:

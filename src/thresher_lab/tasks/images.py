@@ -17,10 +17,12 @@ import gzip
 import io
 import os
 import pickle
+import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,13 @@ DOWNLOADS = Path("~/.cache/thresher")
 FOLDER_VARIABLE = "THRESHER_DATA"
 WRONG_LABELS = 0.2
 """Share of the training labels of `mnist-5k-noisy` and `mnist-5k-hard` that are wrong."""
-FASHION_CLASSES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
-"""Names of the classes of Fashion-MNIST, in the order of their numbers."""
+CLASSES: dict[str, tuple[str, ...]] = {
+    name: tuple(classes)
+    for name, classes in tomllib.loads(
+        (files("thresher_lab.tasks") / "classes.toml").read_text(encoding="utf-8")
+    ).items()
+}
+"""Names of the classes of each data set, in the order of their numbers."""
 FASHION_MNIST = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -266,32 +271,6 @@ def _split_by_fifths(images: NDArray[np.generic], labels: NDArray[np.generic]) -
         {"train": (images[~test], labels[~test]), "test": (images[test], labels[test])}
     )
 
-
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-"""Names of the classes of CIFAR-10, in the order of their numbers."""
-CIFAR100_CLASSES = (
-    "apple", "aquarium fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
-    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
-    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish", "forest",
-    "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn mower", "leopard", "lion", "lizard",
-    "lobster", "man", "maple tree", "motorcycle", "mountain", "mouse", "mushroom", "oak tree", "orange", "orchid",
-    "otter", "palm tree", "pear", "pickup truck", "pine tree", "plain", "plate", "poppy", "porcupine", "possum", "rabbit",
-    "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper", "snail", "snake",
-    "spider", "squirrel", "streetcar", "sunflower", "sweet pepper", "table", "tank", "telephone", "television", "tiger",
-    "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow tree", "wolf", "woman", "worm",
-)  # fmt: skip
-"""Names of the classes of CIFAR-100, in the order of their numbers."""
 
 PIXELS = 3 * 32 * 32
 """Bytes of an image: 32 x 32 of red, then of green, then of blue."""
@@ -528,7 +507,7 @@ IMAGE_TASKS = (
         partial(small_cnn, 28, width=32),
         lr=0.1,
         batch_size=128,
-        classes=FASHION_CLASSES,
+        classes=CLASSES["fashion-mnist"],
     ),
     Task(
         "fashion-mnist-resnet8",
@@ -537,7 +516,7 @@ IMAGE_TASKS = (
         resnet8,
         lr=0.2,
         batch_size=128,
-        classes=FASHION_CLASSES,
+        classes=CLASSES["fashion-mnist"],
     ),
     Task(
         "cifar10",
@@ -546,7 +525,7 @@ IMAGE_TASKS = (
         resnet18,
         lr=0.01,
         batch_size=128,
-        classes=CIFAR10_CLASSES,
+        classes=CLASSES["cifar10"],
     ),
     Task(
         "cifar100",
@@ -555,7 +534,7 @@ IMAGE_TASKS = (
         partial(resnet18, classes=100),
         lr=0.01,
         batch_size=128,
-        classes=CIFAR100_CLASSES,
+        classes=CLASSES["cifar100"],
     ),
     Task("svhn", find_svhn, svhn, resnet18, lr=0.01, batch_size=128),
 )
@@ -567,7 +546,7 @@ SMALLEST = Task(
     fashion_mnist,
     partial(small_cnn, 28, width=8),
     lr=0.02,
-    classes=FASHION_CLASSES,
+    classes=CLASSES["fashion-mnist"],
 )
 
 

@@ -13,6 +13,7 @@ FUNCTIONS = selective_backprop
 TEXT = """
 paper = "A paper"
 stand_ins = "small networks"
+answer = "It holds."
 
 [defaults]
 here = "Digits"
