@@ -34,6 +34,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "loops.md",
         "loaders.md",
         "samplers.md",
+        "composition.md",
         "fast-loops.md",
         "advise.md",
         "compare.md",
