@@ -159,7 +159,7 @@ class Parts:
 
     Args:
         given: The arguments of `attach`.
-        config: What the checks found out.
+        config: Findings of the checks.
         device: Device of the records, where the loop draws random numbers.
         loader: Loader of the run, which yields the chosen samples.
         model: Wrapper of the user's model; None if `attach` got no model.
