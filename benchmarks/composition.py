@@ -653,7 +653,11 @@ def table(task: str, found: Mapping[str, Any]) -> str:
         rows.append((*cells, f"{arm['rate']:g}", str(arm["steps"])))
     header = ("batches", of.score, "difference", "CPU time", "rate", "steps")
     rates = ", ".join(f"{rate:g}" for rate in of.rates)
-    about = f"{of.about} {of.seeds} seeds; rates tried: {rates}."
+    highest = sum(arm["rate"] == max(of.rates) for arm in found["arms"])
+    about = (
+        f"{of.about} {of.seeds} seeds; rates tried: {rates}. {highest} of {len(rows)} rows took the highest rate: a higher one "
+        "may be better for them."
+    )
     return f"### {of.title}\n\n{about}\n\n{markdown_table(header, rows)}"
 
 
