@@ -275,7 +275,7 @@ def figure_6(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     return [PageTable(title, ["epoch from the end", *names], rows)]
 
 
-def _quantiles(run: RunDict) -> NDArray[np.float64]:
+def _quantiles(run: RunDict) -> NDArray[np.floating[Any]]:
     losses = np.sort(read_history(Path(run["samples"])).losses[:, -LAST_EPOCHS:], axis=0)
     top = round((1 - TOP_SHARE) * len(losses))
     return np.concatenate(
