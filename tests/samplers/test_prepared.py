@@ -70,7 +70,9 @@ def test_each_sample_comes_as_often_as_in_one_process(kind, n, world, drop_last,
             return
         prepared = accelerate.prepare_data_loader(loader, **options)
         shares.append([batch.tolist() for (batch,) in prepared])
-        assert len(shares[-1]) == len(prepared) or not expected
+        # accelerate counts a part of the last batch that a process may not get.
+        uneven = split and not even
+        assert len(shares[-1]) == len(prepared) or not expected or uneven
     found = Counter(i for batches in shares for batch in batches for i in batch)
     whole = Counter(i for batch in expected for i in batch)
     if drop_last:
