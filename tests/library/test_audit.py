@@ -313,6 +313,12 @@ def test_what_drop_last_leaves_out_of_a_run_is_no_problem():
     assert "an epoch leaves out 5 samples, as drop_last asks" in found.notes
 
 
+def test_what_a_sampler_leaves_out_is_not_called_dropped():
+    found = trained(thresher.FullData(), sampler=[*range(32)], drop_last=True).audit()
+    assert "8 of 40 samples were trained on less often" in found.problems[0]
+    assert not any("drop_last" in note for note in found.notes)
+
+
 def test_samples_that_are_drawn_with_replacement_are_no_problem():
     sampler = WeightedRandomSampler(torch.ones(40), 40)
     assert not trained(thresher.FullData(), sampler=sampler).audit().problems

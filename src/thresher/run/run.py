@@ -478,11 +478,8 @@ class Run(Uncopied):
         history = self.history
         complete = sum(entry["complete"] for entry in history)
         partial = len(history) - complete + self._timeline.progress.active
-        order = parts.loader.order
-        size = parts.config.world.size
-        dropped = 0
-        if order.drop_last and parts.loader.n is not None:
-            dropped = parts.loader.n - parts.loader.candidates * size
+        loader = parts.loader
+        dropped = (loader.order.candidates - loader.candidates) * parts.config.world.size
         every = full and not may_repeat(parts.given.loader)
         return audit_counts(self.trained.cpu(), complete, partial, every=every, dropped=dropped)
 
