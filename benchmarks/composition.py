@@ -480,10 +480,10 @@ class Task:
         timed: Names of arms whose number of steps depends on the times of other arms.
         rates: Learning rates.
         seeds: Number of counted seeds.
-        score: What the score is.
+        score: Name of the score; a larger one is better.
         digits: Number of digits after the point with which it is shown.
         title: Heading of its table.
-        about: What is trained, in a sentence or two.
+        about: Description of the training, for the page.
     """
 
     train: Callable[[Job, Done], dict[str, Any]]
@@ -639,7 +639,7 @@ def table(task: str, found: Mapping[str, Any]) -> str:
 
     Args:
         task: Name of the task.
-        found: What `summary` returned.
+        found: Result of `summary`.
     """
     of = TASKS[task]
     digits = of.digits

@@ -38,8 +38,8 @@ class Audit:
     """What an audit found.
 
     Attributes:
-        problems: What loses or repeats samples without being asked to, each with the lines of code that help.
-        notes: What else is worth knowing.
+        problems: Sentences on samples that are lost or repeated by mistake, each with the code that helps.
+        notes: Sentences on behavior that may be intended, such as `drop_last`.
         facts: Samples, batches and rows, a line each.
 
     Example:
