@@ -19,7 +19,6 @@ from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 from accelerate.state import AcceleratorState
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import lightning_cases
 import thresher
@@ -318,12 +317,17 @@ def accelerated(
     return epochs
 
 
+def lightning_stateful(*args: Any, **settings: Any) -> Epochs:
+    """Runs a training of Lightning with torchdata's loader, which only `make verify` installs."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    return lightning(*args, kind=StatefulDataLoader, **settings)
+
+
 FRAMEWORKS: dict[str, Callable[..., Epochs]] = {
     "Lightning": lightning,
     "Lightning, position set": lambda *args, **kw: lightning(*args, positions=True, **kw),
-    "Lightning, StatefulDataLoader": lambda *args, **kw: lightning(
-        *args, kind=StatefulDataLoader, **kw
-    ),
+    "Lightning, StatefulDataLoader": lightning_stateful,
     "Trainer": trainer,
     "accelerate, skip_first_batches": accelerated,
     "accelerate, stateful": lambda *args, **kw: accelerated(*args, stateful=True, **kw),

@@ -1,6 +1,7 @@
 """Where the time of a training goes."""
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -193,7 +194,7 @@ def test_a_trace_that_came_to_nothing_is_booked_once():
                 optimizer.zero_grad()
                 run.criterion(run.model(x), y).backward()
                 optimizer.step()
-    assert [time["tracing_s"] > 0 for time in run.times] == [True, False, False]
+    assert [entry["tracing_s"] > 0 for entry in run.times] == [True, False, False]
 
 
 def test_losses_that_are_written_when_the_loop_has_left_are_attribution(monkeypatch):
@@ -209,6 +210,20 @@ def test_losses_that_are_written_when_the_loop_has_left_are_attribution(monkeypa
     train(run, optimizer, 1)
     assert run.history and sum(waiting for _, waiting in booked_on) > 0
     assert [name for name, waiting in booked_on if waiting][-1] == timing.ATTRIBUTION
+
+
+def test_work_before_a_batch_is_yielded_is_not_taken_out_of_the_steps(monkeypatch):
+    run, optimizer = attached(thresher.FullData(), epochs=1)
+    attributor = run._timeline._parts.attributor
+    yielded = attributor.yielded
+
+    def slow(*args):
+        time.sleep(0.02)
+        return yielded(*args)
+
+    monkeypatch.setattr(attributor, "yielded", slow)
+    train(run, optimizer, 1)
+    assert run.times[0]["steps_s"] > 0
 
 
 def test_stratified_batches_are_written_to_the_records_together():
