@@ -1,7 +1,7 @@
 """The arms: ways to choose prompts and rollouts in GRPO, each trained until it has generated a number of tokens."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -66,25 +66,27 @@ ARMS: Mapping[str, Arm] = {
 }
 
 
-def looks_of(task: str, arm: str, share: float) -> list[Job]:
+def looks_of(task: str, arm: str, share: float, factors: Sequence[float] = FACTORS) -> list[Job]:
     """Returns the trainings that the rate of an arm is chosen by."""
     return [
         Job(task, arm, share, factor, FIRST_LOOK + look)
-        for factor in FACTORS
+        for factor in factors
         for look in range(LOOKS)
     ]
 
 
-def chosen_factor(done: Done, task: str, arm: str, share: float) -> float | None:
+def chosen_factor(
+    done: Done, task: str, arm: str, share: float, factors: Sequence[float] = FACTORS
+) -> float | None:
     """Returns the factor on the rate with the best mean reward of the looks; None before all are done."""
-    looks = looks_of(task, arm, share)
+    looks = looks_of(task, arm, share, factors)
     if not all(job in done for job in looks):
         return None
     means = {
         factor: fmean(done[job]["metric"] for job in looks if job.factor == factor)
-        for factor in FACTORS
+        for factor in factors
     }
-    return max(FACTORS, key=lambda factor: (means[factor], -factor))
+    return max(factors, key=lambda factor: (means[factor], -factor))
 
 
 def ready(done: Done) -> Iterator[Job]:
