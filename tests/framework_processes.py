@@ -38,6 +38,7 @@ from thresher.run.history import COUNTED
 from thresher.samplers import (
     BalancedBatchSampler,
     Grouped,
+    Mixture,
     Shuffle,
     StratifiedBatchSampler,
     WeightedSampler,
@@ -248,6 +249,7 @@ BATCH_SAMPLERS = {
     "P x K": lambda **settings: BalancedBatchSampler(
         LENGTHS % 5, classes_per_batch=2, samples_per_class=2, **settings
     ),
+    "Mixture": lambda **settings: Mixture(LENGTHS % 2, 4, {0: 2, 1: 1}, **settings),
     "Stratified": lambda **settings: StratifiedBatchSampler(LENGTHS % 5, 4, **settings),
 }
 NUMBERS = [{"x": torch.tensor([float(i)])} for i in range(len(LENGTHS))]

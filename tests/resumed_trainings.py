@@ -30,6 +30,7 @@ from thresher.samplers import (
     BalancedBatchSampler,
     ClusteredBatchSampler,
     Grouped,
+    Mixture,
     Shuffle,
     StratifiedBatchSampler,
     WeightedSampler,
@@ -49,6 +50,9 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
     "WeightedSampler, k": lambda **ranks: WeightedSampler(WEIGHTS, 30, replacement=False, **ranks),
     "Grouped": lambda **ranks: Grouped(LENGTHS, max_tokens=90, **ranks),
     "BalancedBatchSampler": lambda **ranks: BalancedBatchSampler(LENGTHS % 5, BATCH, **ranks),
+    "Mixture": lambda **ranks: Mixture(
+        LENGTHS % 5, BATCH, dict(enumerate([5, 2, 1, 1, 1])), **ranks
+    ),
     "StratifiedBatchSampler": lambda **ranks: StratifiedBatchSampler(LENGTHS % 5, BATCH, **ranks),
     "ClusteredBatchSampler": lambda **ranks: ClusteredBatchSampler(LENGTHS % 5, BATCH, **ranks),
 }

@@ -23,6 +23,7 @@ from thresher.samplers import (
     BalancedBatchSampler,
     ClusteredBatchSampler,
     Grouped,
+    Mixture,
     Shuffle,
     StratifiedBatchSampler,
     WeightedSampler,
@@ -49,6 +50,7 @@ EVERY = {
     "by tokens": lambda: DataLoader(DATA, batch_sampler=Grouped(LENGTHS, max_tokens=300)),
     "stratified": lambda: DataLoader(DATA, batch_sampler=StratifiedBatchSampler(LABELS, 8)),
     "balanced": lambda: DataLoader(DATA, batch_sampler=BalancedBatchSampler(LABELS, 8)),
+    "mixture": lambda: DataLoader(DATA, batch_sampler=Mixture(LABELS, 8, {0: 4, 1: 2, 2: 1, 3: 1})),
     "by cluster": lambda: DataLoader(DATA, batch_sampler=ClusteredBatchSampler(LABELS, 8)),
 }
 

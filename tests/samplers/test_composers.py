@@ -22,6 +22,7 @@ from thresher.samplers import (
     BatchComposer,
     ClusteredBatchSampler,
     Grouped,
+    Mixture,
     StratifiedBatchSampler,
     clusters_of,
 )
@@ -39,8 +40,9 @@ COMPOSERS = {
     "by cluster": lambda **given: ClusteredBatchSampler(LABELS, 16, **given),
     "stratified": lambda **given: StratifiedBatchSampler(LABELS, 16, **given),
     "balanced": lambda **given: BalancedBatchSampler(LABELS, 15, **given),
+    "mixture": lambda **given: Mixture(LABELS, 16, dict(enumerate([4, 3, 1, 1, 1])), **given),
 }
-ONCE = [name for name in COMPOSERS if name != "balanced"]
+ONCE = [name for name in COMPOSERS if name not in ("balanced", "mixture")]
 hard = settings(max_examples=depth(40, 300), deadline=None)
 
 
@@ -195,11 +197,12 @@ def test_processes_get_the_batches_that_the_sampler_gives_them(name, size):
         assert found == [*COMPOSERS[name](num_replicas=size, rank=rank)]
 
 
-def test_balanced_batches_are_not_made_smaller():
+@pytest.mark.parametrize("name", ["balanced", "mixture"])
+def test_batches_of_one_size_are_not_made_smaller(name):
     with pytest.raises(ValueError, match="batches of one size.*spend='steps'"):
-        train(COMPOSERS["balanced"](), 0.5)
-    seen, _, run = train(COMPOSERS["balanced"](), thresher.Kakurenbo())
-    assert all(len({*(LABELS[one] % 5)}) == 5 for one in seen) and not run.loader.yields_once
+        train(COMPOSERS[name](), 0.5)
+    seen, _, run = train(COMPOSERS[name](), thresher.Kakurenbo())
+    assert all(len({*LABELS[one]}) == 5 for one in seen) and not run.loader.yields_once
 
 
 def test_a_class_without_a_kept_sample():

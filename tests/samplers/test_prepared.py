@@ -19,6 +19,7 @@ from thresher.samplers import (
     BalancedBatchSampler,
     ClusteredBatchSampler,
     Grouped,
+    Mixture,
     Shuffle,
     StratifiedBatchSampler,
     WeightedSampler,
@@ -32,6 +33,7 @@ KINDS = {
     "Balanced, P x K": lambda values, **settings: BalancedBatchSampler(
         values % 2, classes_per_batch=2, samples_per_class=3, **settings
     ),
+    "Mixture": lambda values, **settings: Mixture(values % 2, 8, {0: 2, 1: 1}, **settings),
     "Clustered": lambda values, **settings: ClusteredBatchSampler(values % 5, 8, **settings),
     "Stratified": lambda values, **settings: StratifiedBatchSampler(values % 5, 8, **settings),
 }
@@ -215,6 +217,10 @@ DIFFERENT = {
     "labels": (
         lambda: BalancedBatchSampler(VALUES, 7),
         lambda: BalancedBatchSampler(VALUES**2 % 7, 7),
+    ),
+    "quotas": (
+        lambda: Mixture(VALUES % 2, 7, {0: 1, 1: 2}),
+        lambda: Mixture(VALUES % 2, 7, {0: 1, 1: 3}),
     ),
     "batch_size": (
         lambda: StratifiedBatchSampler(VALUES, 7),

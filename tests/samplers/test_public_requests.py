@@ -94,6 +94,11 @@ WISHES = {
         "batches = BalancedBatchSampler(labels, classes_per_batch=5, samples_per_class=4)",
         "loader = DataLoader(dataset, batch_sampler=batches)",
     ),
+    "roboflow/rf-detr#1287": (
+        "exact shares of sources in each batch",
+        "mixture = Mixture(labels, 16, {0: 0.75, 1: 0.25})",
+        "loader = DataLoader(dataset, batch_sampler=mixture)",
+    ),
     "ray-project/ray#31127": (
         "weighted sampling with Ray Train",
         "loader = DataLoader(dataset, 8, sampler=WeightedSampler(weights))",
@@ -292,6 +297,12 @@ def test_lightning_3716(rank):
     alone = len(solved(thread)["loader"])
     rank(1)
     assert len(solved(thread)["loader"]) == -(-alone // 2)
+
+
+def test_rf_detr_1287():
+    data = TensorDataset(DATA.tensors[0], torch.from_numpy(LABELS))
+    for _, labels in solved("roboflow/rf-detr#1287", dataset=data)["loader"]:
+        assert labels.bincount().tolist() == [12, 4]
 
 
 def prepared(number):

@@ -5,6 +5,7 @@ from thresher.samplers.clustered import ClusteredBatchSampler as ClusteredBatchS
 from thresher.samplers.clustered import clusters_of as clusters_of
 from thresher.samplers.epochs import BatchComposer as BatchComposer
 from thresher.samplers.grouped import Grouped as Grouped
+from thresher.samplers.mixture import Mixture as Mixture
 from thresher.samplers.shuffle import Shuffle as Shuffle
 from thresher.samplers.stratified import StratifiedBatchSampler as StratifiedBatchSampler
 from thresher.samplers.stratified import labels_of as labels_of

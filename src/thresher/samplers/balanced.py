@@ -47,7 +47,101 @@ def in_turn(
     return taken
 
 
-class BalancedBatchSampler(BatchComposer):
+class ClassBatchSampler(BatchComposer):
+    """Base of samplers of batches with given numbers of rows of each class, whose samples come in turn.
+
+    Subclasses implement `_classes_of_rows`, with the same result in all processes, and `_begins`.
+
+    Args:
+        labels: Class of each sample, as for `BalancedBatchSampler`.
+        seed: Random seed.
+        num_replicas: Number of processes, as for `EpochSampler`.
+        rank: Number of this process.
+        drop_last: Whether to leave out the last batches.
+        **counts: Further arguments that `EpochSampler` checks.
+
+    Raises:
+        TypeError: As for `EpochSampler`.
+        ValueError: As for `EpochSampler`, or `labels` are not classes.
+    """
+
+    batch_size: int
+    once = False
+    _mixed = True
+    """Whether the rows of a batch are in random order; otherwise in the order of `_classes_of_rows`."""
+
+    def __init__(
+        self,
+        labels: ArrayLike | Tensor,
+        seed: int,
+        num_replicas: int | None,
+        rank: int | None,
+        drop_last: bool,
+        **counts: int | None,
+    ) -> None:
+        super().__init__(seed, num_replicas, rank, drop_last, **counts)
+        _, codes = np.unique(codes_of(labels), return_inverse=True)
+        self._sizes = np.bincount(codes)
+        self._checksum = zlib.crc32(codes.data)
+        order = np.random.default_rng((seed, 0)).permutation(len(codes))
+        members = order[np.argsort(codes[order], kind="stable")]
+        self._members = np.split(members, self._sizes.cumsum()[:-1])
+        """Ids of the samples of each class, in random order within a class."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the dataset."""
+        return int(self._sizes.sum())
+
+    def _classes_of_rows(self, epoch: int, total: int) -> IntArray:
+        """Returns the class of each row of each batch of an epoch, shape (total, batch_size)."""
+        raise NotImplementedError
+
+    def _begins(self, epoch: int) -> list[int]:
+        """Returns how many samples of each class were taken before an epoch."""
+        raise NotImplementedError
+
+    def compose(
+        self, ids: IntArray, epoch: int, batches: int | None = None
+    ) -> tuple[IntArray, IntArray]:
+        """Returns the batches of an epoch; see `BatchComposer.compose`.
+
+        Raises:
+            ValueError: `batches` was given, or a class has no sample.
+        """
+        if batches is not None:
+            raise ValueError(
+                f"{type(self).__name__} has batches of one size, and the method asks for smaller ones. Use spend='steps'."
+            )
+        wanted = np.zeros(self.samples, dtype=np.bool_)
+        wanted[ids] = True
+        of_classes = [members[wanted[members]] for members in self._members]
+        if not all(map(len, of_classes)):
+            raise ValueError(
+                f"{type(self).__name__}: every class needs a sample in each epoch, and the method keeps none of one class"
+            )
+        whole = len(ids) // self.batch_size
+        total = whole if self.drop_last else -(-len(ids) // self.batch_size)
+        classes = self._classes_of_rows(epoch, total)
+        places = np.split(
+            np.argsort(classes, axis=None, kind="stable"),
+            np.bincount(classes.ravel(), minlength=len(self._sizes)).cumsum()[:-1],
+        )
+        taken = np.empty(classes.size, dtype=np.int64)
+        generator = np.random.default_rng((self.seed, epoch, 2))
+        for members, begin, place in zip(of_classes, self._begins(epoch), places, strict=True):
+            if len(place):
+                taken[place] = in_turn(members, begin, place // self.batch_size, generator)
+        if self._mixed:
+            taken = generator.permuted(taken.reshape(total, self.batch_size), axis=1).ravel()
+        return taken, np.arange(total + 1) * self.batch_size
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that determine the order, as plain values; for the labels a checksum."""
+        return super().settings() | {"labels": self._checksum}
+
+
+class BalancedBatchSampler(ClassBatchSampler):
     """Sampler of batches with equal shares of all classes, or with K samples of each of P classes.
 
     Use it as `DataLoader(dataset, batch_sampler=BalancedBatchSampler(labels, 64))`. Every sample of a class comes once before
@@ -94,8 +188,6 @@ class BalancedBatchSampler(BatchComposer):
         4
     """
 
-    once = False
-
     def __init__(
         self,
         labels: ArrayLike | Tensor,
@@ -113,10 +205,7 @@ class BalancedBatchSampler(BatchComposer):
             "classes_per_batch": classes_per_batch,
             "samples_per_class": samples_per_class,
         }
-        super().__init__(seed, num_replicas, rank, drop_last, **settings)
-        _, codes = np.unique(codes_of(labels), return_inverse=True)
-        self._sizes = np.bincount(codes)
-        self._checksum = zlib.crc32(codes.data)
+        super().__init__(labels, seed, num_replicas, rank, drop_last, **settings)
         self._mixed = classes_per_batch is None and samples_per_class is None
         if sum(value is not None for value in settings.values()) < (1 if self._mixed else 2):
             raise ValueError(
@@ -137,17 +226,8 @@ class BalancedBatchSampler(BatchComposer):
                 f"BalancedBatchSampler: `labels` have {len(self._sizes)} classes, but a batch should have {self._classes}: "
                 "pass a smaller `classes_per_batch`, or `batch_size` alone"
             )
-        order = np.random.default_rng((seed, 0)).permutation(len(codes))
-        members = order[np.argsort(codes[order], kind="stable")]
-        self._members = np.split(members, self._sizes.cumsum()[:-1])
-        """Ids of the samples of each class, in random order within a class."""
         self._before: tuple[int, IntArray] = (0, np.zeros(len(self._sizes), dtype=np.int64))
         """Epoch, and how often each class was one of the classes of `_further_classes` before that epoch."""
-
-    @property
-    def samples(self) -> int:
-        """Number of samples of the dataset."""
-        return int(self._sizes.sum())
 
     def _further_classes(self, epoch: int, total: int) -> IntArray:
         """Returns the classes of each batch of an epoch in addition to those that every batch has, shape (total, k)."""
@@ -174,50 +254,12 @@ class BalancedBatchSampler(BatchComposer):
         every = self._classes // count
         return (self._rows * (every * self.total * epoch + before)).tolist()
 
-    def compose(
-        self, ids: IntArray, epoch: int, batches: int | None = None
-    ) -> tuple[IntArray, IntArray]:
-        """Returns the batches of an epoch; see `BatchComposer.compose`.
-
-        Raises:
-            ValueError: `batches` was given, or a class has no sample.
-        """
-        if batches is not None:
-            raise ValueError(
-                "BalancedBatchSampler has batches of one size, and the method asks for smaller ones. Use spend='steps'."
-            )
-        wanted = np.zeros(self.samples, dtype=np.bool_)
-        wanted[ids] = True
-        of_classes = [members[wanted[members]] for members in self._members]
-        if not all(map(len, of_classes)):
-            raise ValueError(
-                "BalancedBatchSampler: every class needs a sample in each epoch, and the method keeps none of one class"
-            )
+    def _classes_of_rows(self, epoch: int, total: int) -> IntArray:
         count = len(self._sizes)
-        whole = len(ids) // self.batch_size
-        total = whole if self.drop_last else -(-len(ids) // self.batch_size)
         in_each = np.tile(np.arange(count), (total, self._classes // count))
-        classes = np.concatenate([in_each, self._further_classes(epoch, total)], axis=1).repeat(
-            self._rows, axis=1
-        )
-        places = np.split(
-            np.argsort(classes, axis=None, kind="stable"),
-            np.bincount(classes.ravel(), minlength=count).cumsum()[:-1],
-        )
-        taken = np.empty(classes.size, dtype=np.int64)
-        generator = np.random.default_rng((self.seed, epoch, 2))
-        for members, begin, place in zip(of_classes, self._begins(epoch), places, strict=True):
-            if len(place):
-                taken[place] = in_turn(members, begin, place // self.batch_size, generator)
-        if self._mixed:
-            taken = generator.permuted(taken.reshape(total, self.batch_size), axis=1).ravel()
-        return taken, np.arange(total + 1) * self.batch_size
+        classes = np.concatenate([in_each, self._further_classes(epoch, total)], axis=1)
+        return classes.repeat(self._rows, axis=1)
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the labels a checksum."""
-        settings = {
-            "labels": self._checksum,
-            "classes_per_batch": self._classes,
-            "mixed": self._mixed,
-        }
-        return super().settings() | settings
+        return super().settings() | {"classes_per_batch": self._classes, "mixed": self._mixed}

@@ -307,7 +307,7 @@ def codes_of(labels: Any) -> NDArray[Any]:
         >>> codes_of(["b", "a", "b"]), codes_of([[0, 1], [0, 2], [0, 1]])
         (array([1, 0, 1], dtype=uint8), array([0, 1, 0], dtype=uint8))
     """
-    values = _values_of(labels)
+    values = values_of(labels)
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(
             f"labels must have shape (N,) or (N, columns), with at least one sample, got shape {values.shape}"
@@ -334,7 +334,7 @@ def codes_of(labels: Any) -> NDArray[Any]:
     return codes.reshape(-1).astype(np.min_scalar_type(len(kinds) - 1))
 
 
-def _values_of(labels: Any) -> NDArray[Any]:
+def values_of(labels: Any) -> NDArray[Any]:
     """Returns labels as an array of numbers or strings.
 
     Raises:
@@ -416,7 +416,7 @@ def labels_of(dataset: Any) -> Any:
         candidates.append(dataset.tensors[-1])
     for labels in candidates:
         with suppress(IndexError, TypeError, ValueError):
-            values = _values_of(labels)
+            values = values_of(labels)
             # Strings that are all different are file names, not classes.
             if values.shape == (len(dataset),) and not (
                 isinstance(values[0], str) and len({*values.tolist()}) == len(values)
