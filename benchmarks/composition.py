@@ -519,10 +519,9 @@ TASKS = {
         8,
         "minus the loss in nats per byte on other documents",
         3,
-        "Documents cut anew",
+        "Blocks of documents",
         "A GPT with two layers reads 120 KB of docstrings for 15 epochs, in blocks of 96 bytes. Fixed blocks come in one order; "
-        "in the last row, the documents come in a new order in each epoch, and the blocks are cut from it. Thresher has no "
-        "dataset for this yet.",
+        "in the last row, the documents come in a new order in each epoch, and the blocks are cut from it.",
     ),
     "pairs": Task(
         train_pairs,

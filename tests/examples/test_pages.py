@@ -122,6 +122,15 @@ def test_tables(capsys):
             assert float(now.split()[0]) == pytest.approx(float(line.split()[0]), abs=3)
 
 
+def test_composition(capsys):
+    """The first suspects are the random documents, in nearly the printed order."""
+    run = run_all("docs/composition.md", {})["run"]
+    first = run.data_map().suspects(10).tolist()
+    assert str(first) in capsys.readouterr().out
+    shown = re.findall(r"# (\[.*\])$", (ROOT / "docs/composition.md").read_text(), re.MULTILINE)
+    assert set(first) == set(map(int, re.findall(r"\d+", *shown))) == set(range(0, 300, 30))
+
+
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 def test_cleanlab_takes_the_labels_of_a_data_map():
     pytest.importorskip("cleanlab", reason="needs the dependency group verify")

@@ -13,8 +13,8 @@ from thresher.torch_internals import next_node
 
 UNCREDITED = "run.model was called with gradients for inputs that are not a batch of run.loader, and its outputs got no recorded loss"
 PARTS = (
-    "the loop puts only a part of the rows of a batch through the model, so the cost of full training is unknown; take the "
-    "samples that the loop leaves out out of the dataset, as with torch.utils.data.Subset"
+    "the loop puts packed samples, or only a part of the rows of a batch, through the model, so the cost of full training is "
+    "unknown; take the samples that the loop leaves out out of the dataset, as with torch.utils.data.Subset"
 )
 TRANSFORMED = "run.model was called inside a torch.func transform, such as vmap or grad, whose passes cannot be counted"
 
