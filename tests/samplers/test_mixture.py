@@ -128,6 +128,11 @@ def test_another_number_of_processes_goes_on(after, drop_last):
     assert seen == list(itertools.islice(itertools.cycle(whole), 6 + left))
 
 
+def test_shares_follow_the_sizes_by_default():
+    sources = np.repeat(["code", "text"], [12, 4])
+    assert list(Mixture(sources, 8)) == list(Mixture(sources, 8, {"code": 3, "text": 1}))
+
+
 def test_few_samples():
     assert list(Mixture([3], 2, {3: 1})) == [[0, 0]]
     assert list(Mixture([3, 4], 3, {3: 1, 4: 1}, drop_last=True)) == []

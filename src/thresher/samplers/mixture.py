@@ -64,6 +64,7 @@ class Mixture(ClassBatchSampler):
         sources: Source of each sample: list, array or tensor of numbers or strings, shape (N,).
         batch_size: Number of rows of a batch (of one process), B, 1 or more.
         weights: Weight of each source, above 0. The share of a source is its weight divided by the sum of all weights.
+            Default: its number of samples.
         seed: Random seed. Default: 0.
         num_replicas: Number of processes that share the batches. Default: the world size of torch.distributed if it is
             initialized, else 1. Pass num_replicas=1, rank=0 if other code divides the data among processes, such as
@@ -91,7 +92,7 @@ class Mixture(ClassBatchSampler):
         self,
         sources: ArrayLike | Tensor,
         batch_size: int,
-        weights: Mapping[Any, float],
+        weights: Mapping[Any, float] | None = None,
         *,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -104,6 +105,8 @@ class Mixture(ClassBatchSampler):
         if values.ndim != 1:
             raise ValueError(f"Mixture: `sources` must have shape (N,), got {values.shape}")
         names = np.unique(values).tolist()
+        if weights is None:
+            weights = dict(zip(names, self._sizes.tolist(), strict=True))
         known = isinstance(weights, Mapping) and {*weights} == {*names}
         if not known or not all(0 < weight < math.inf for weight in weights.values()):
             raise ValueError(
