@@ -8,7 +8,7 @@ lines for each training. It goes on where it was stopped.
 - `pairs`: MiniLM learns which halves of a one-line description of a package of Debian belong together. Batches at random, by
   section and by cluster, in the same CPU time, k-means included.
 - `chunks`: a small GPT reads docstrings for 15 epochs: fixed blocks in a fixed order, the same blocks shuffled, or documents in a
-  new order, cut anew in each epoch.
+  new order, cut anew in each epoch; or blocks that begin at a random place.
 
 Decided before the first counted training: tasks, arms, rates and the number of seeds. Each arm takes the better of its rates, by
 one training with a seed that is not counted (10,000); the longer trainings of `docstrings` take the rate of batches by length.
@@ -449,6 +449,12 @@ def train_chunks(job: Job, done: Done) -> dict[str, Any]:
             stream = torch.cat([train[i] for i in order]).roll(-start)
             blocks = blocks_of(stream)
             blocks = blocks[torch.randperm(len(blocks), generator=generator)]
+        elif job.arm == "windows moved":
+            stream = torch.cat(train)
+            order = torch.randperm(len(fixed), generator=generator)
+            moved = torch.randint(Gpt.BLOCK, order.shape, generator=generator)
+            places = (Gpt.BLOCK * order + moved)[:, None] + torch.arange(Gpt.BLOCK + 1)
+            blocks = stream[places % len(stream)]
         for batch in blocks[: per_epoch * ROWS].split(ROWS):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
@@ -513,7 +519,7 @@ TASKS = {
     ),
     "chunks": Task(
         train_chunks,
-        ("fixed blocks", "shuffled blocks", "cut anew"),
+        ("fixed blocks", "shuffled blocks", "cut anew", "windows moved"),
         (),
         (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         8,
@@ -521,7 +527,9 @@ TASKS = {
         3,
         "Blocks of documents",
         "A GPT with two layers reads 120 KB of docstrings for 15 epochs, in blocks of 96 bytes. Fixed blocks come in one order; "
-        "in the last row, the documents come in a new order in each epoch, and the blocks are cut from it.",
+        "cut anew, the documents come in a new order in each epoch, and the blocks are cut from it; moved, each block begins up "
+        "to a block later, which is drawn whenever it is read. The last row was trained on a busier machine, so that its CPU time "
+        "does not compare.",
     ),
     "pairs": Task(
         train_pairs,
