@@ -99,16 +99,17 @@ def small_cnn(side: int, *, width: int = 16, classes: int = 10) -> nn.Sequential
     )
 
 
-def perceptron(inputs: int, *, width: int = 128, classes: int = 10) -> nn.Sequential:
-    """Returns a network with two hidden layers, to check results on a network without convolutions."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(inputs, width),
-        nn.ReLU(inplace=True),
-        nn.Linear(width, width),
-        nn.ReLU(inplace=True),
-        nn.Linear(width, classes),
-    )
+def perceptron(
+    inputs: int, *, width: int = 128, depth: int = 2, classes: int = 10
+) -> nn.Sequential:
+    """Returns a network with `depth` hidden layers, to check results on a network without convolutions."""
+    sizes = [inputs, *[width] * depth]
+    hidden = [
+        layer
+        for before, after in pairwise(sizes)
+        for layer in (nn.Linear(before, after), nn.ReLU(inplace=True))
+    ]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, classes))
 
 
 def resnet8(*, channels: int = 1, width: int = 16, classes: int = 10) -> nn.Sequential:
