@@ -27,8 +27,8 @@ Otherwise these seeds **cannot tell**; the number of seeds that it needs would d
 spread are as measured. A count of passes that is the same with every seed **holds by count** or **fails by count**, and decides
 no table. A claim is **not tested** if a condition of our setup does not hold. Claims about time have two: selection saves
 backward passes, so one must cost at least {LEAST_RATIO} forward passes, and the limit must be below the saving that the counted
-passes allow, which stands with it. A table has the worst verdict of its claims, and so has a sentence of a paper, which counts
-once however often it is tested."""
+passes allow, which stands with it. A table has the worst verdict of its claims. A sentence of a paper counts once however often
+it is tested, with the worst verdict of those set-ups that test it."""
 TABLES_NOTE = """The tables say how many optimizer steps each row takes: not all have as many as full training. A method that
 chooses in the batch trains either on batches that are **filled up** with the rows kept of several batches, in fewer steps, or
 on smaller batches **as selected**, in as many steps. On small tasks, this can be worth more than the choice of the rows."""
@@ -165,15 +165,20 @@ def _main_and_side(results: Sequence[Mapping[str, Any]]) -> tuple[list[Sentence]
 
 
 def _count_sentences(groups: Sequence[Sentence]) -> str:
-    """Returns how many sentences there are, and how many of each verdict, the worst of their claims."""
-    worst = (min((claim["verdict"] for _, claim in one), key=FROM_WORST.index) for one in groups)
+    """Returns how many sentences there are, and how many of each verdict, the worst of a set-up that tests them."""
+    worst = (min((claim["verdict"] for _, claim in one), key=_severity) for one in groups)
     return f"{len(groups)} ({_counts(worst)})" if groups else "none"
 
 
-def _from_worst(judged: Judged) -> tuple[bool, int, float]:
+def _severity(verdict: str) -> tuple[bool, int]:
+    """Returns the key of a verdict within a sentence: a set-up that does not test it decides nothing beside one that does."""
+    return verdict == "not tested", FROM_WORST.index(verdict)
+
+
+def _from_worst(judged: Judged) -> tuple[bool, tuple[bool, int], float]:
     found, claim = judged
     distance = claim["scale"] * ((claim["mean"] or 0) - claim["above"])
-    return "@" in found["name"], FROM_WORST.index(claim["verdict"]), distance
+    return "@" in found["name"], _severity(claim["verdict"]), distance
 
 
 def _said(group: Sentence) -> str:
