@@ -202,7 +202,8 @@ def _counted(group: Sentence) -> str:
 
 
 def _measured(group: Sentence) -> str:
-    """Returns the worst result with its limit, the best, and the number of seeds."""
+    """Returns the worst result with its limit, the best, and the number of seeds; of set-ups that test the sentence, if any."""
+    group = [one for one in group if one[1]["verdict"] != "not tested"] or group
     found, worst = group[0]
     best = (
         f"; best of {len(group)}: {_figure({**group[-1][1], 'ci95': None, 'unit': ''})}"

@@ -213,7 +213,7 @@ def test_a_sentence_of_several_claims_is_a_row(made):
     said, measured, verdict = (cell.strip() for cell in row.strip("|").split("|"))
     assert said == "[Table 1](a-paper-tables.md#small): a sentence"
     assert measured == (
-        "c: it gains: +0.00 [-1.00, +1.00] points, limit +0; best of 4: +2.00; 3 seeds; "
+        "c: it gains: +0.00 [-1.00, +1.00] points, limit +0; best of 3: +2.00; 3 seeds; "
         "at full size it gains: -1.50 [-2.00, -1.00] of loss, limit +0; 3 seeds"
     )
     assert verdict == (
@@ -221,6 +221,8 @@ def test_a_sentence_of_several_claims_is_a_row(made):
         "at full size not reproduced"
     )
     assert "Main sentences: 1 (not reproduced). Side sentences: none." in text
+    tested = {**found, "claims": [claims[3], claims[1]]}
+    assert "Main sentences: 1 (reproduced)." in short_page(tested)
     short = "limit +19.5 (the count allows +12.9)"
     timed = judged_claim("it saves", "not tested", 0.1, ci95=None, above=0.195, at_most=0.129)
     assert short in short_page({**found, "claims": [timed]})
@@ -354,7 +356,9 @@ def verdicts(name, says):
 def test_the_answers_are_those_of_the_results():
     assert verdicts("kakurenbo", "with all strategies accuracy is very close") == {"reproduced"}
     assert "cannot tell" in verdicts("kakurenbo", "with five networks")
-    assert verdicts("kakurenbo", "the total time falls") == {"not tested"}
+    assert verdicts("kakurenbo", "the total time falls") == {"not tested", "cannot tell"}
+    assert verdicts("kakurenbo-table-3-time", "there is a speedup") == {"reproduced"}
+    assert verdicts("kakurenbo-figure-3-time", "C.2: the speedup") == {"reproduced"}
     assert verdicts("selective-backprop", "Abstract") == {"not tested"}
     assert "reproduced" not in verdicts("adaselection", "outperforms all the candidate")
     drops = [
@@ -366,13 +370,17 @@ def test_the_answers_are_those_of_the_results():
     assert drops.count("not reproduced") == 2 and len(drops) == 5
     for says in ("without sacrificing performance", "least used in SB"):
         assert verdicts("diet-sb", says) == {"reproduced"}
-    for says in ("table 1: Diet SB", "Table 1: seconds"):
-        assert verdicts("diet-sb", says) == {"not tested"}
+    assert verdicts("diet-sb-runtime", "table 1: Diet SB") == {"reproduced"}
+    assert verdicts("diet-sb-runtime", "Table 1: seconds") == {"reproduced", "cannot tell"}
 
 
 def test_table_3_cannot_reach_the_time_of_the_paper():
-    [claim] = json.loads((RESULTS / "kakurenbo-table-3-time.json").read_text())["claims"]
-    assert round(100 * claim["at_most"], 1) == 12.9 and claim["above"] == 0.195
+    [claim] = [
+        claim
+        for claim in json.loads((RESULTS / "kakurenbo-table-3.json").read_text())["claims"]
+        if claim["above"] == 0.195
+    ]
+    assert round(100 * claim["at_most"], 1) == 10.1
     assert claim["verdict"] == "not tested" and claim["note"].endswith(EXCLUDED)
 
 
