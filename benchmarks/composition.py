@@ -638,7 +638,8 @@ def results(done: Done) -> dict[str, Any]:
             found[task] = summary(task, done)
         except KeyError:
             continue
-    return found
+    # One task has the name of an entry that comparisons have.
+    return {"tasks": found}
 
 
 def table(task: str, found: Mapping[str, Any]) -> str:
@@ -674,7 +675,7 @@ def page(found: Mapping[str, Any]) -> str:
     Args:
         found: Content of composition.json.
     """
-    tables = "\n\n".join(table(task, of) for task, of in found.items())
+    tables = "\n\n".join(table(task, of) for task, of in found["tasks"].items())
     return between_marks(PAGE.read_text(), *MARKS, tables)
 
 
