@@ -575,7 +575,7 @@ WIDE = replace(
     batch_size=128,
     lr=0.05,
 )
-STEADY = replace(WIDE, name="fashion-mnist-steady", lr=0.03, lr_factor=steady)
+STEADY = replace(WIDE, name="fashion-mnist-steady", lr=0.01, lr_factor=steady)
 
 
 SLOW = "-slow"
