@@ -18,7 +18,7 @@ from thresher_lab.cli._console import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rich.table import Table
 
@@ -80,7 +80,6 @@ def reproduce(
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.full_size import at_full_size, plan
     from thresher_lab.reproduction.page import single_page
-    from thresher_lab.training.store import whole
 
     given = recipe or smoke or dry_run or batch_size or accumulate
     if not names and not given:
@@ -109,8 +108,9 @@ def reproduce(
         if dry_run:
             _dry_run(at_size, work, data=options["data"], jobs=jobs)
         elif found := _reproduced(at_size, work, folder, cluster=cluster, **options):
-            with whole(page if page and recipe != "all" else work / f"{at_size.name}.md") as file:
-                file.write(single_page(found).encode())
+            own = page if page and recipe != "all" else work / f"{at_size.name}.md"
+            charts = _charts({at_size.name: found})
+            _write(own, single_page(found, with_chart=bool(charts)), [found], charts)
     if recipe is None:
         every = [
             _reproduced(ARTEFACTS[name], work, folder, cluster=cluster, **options) for name in asked
@@ -191,16 +191,8 @@ def _write_pages(path: Path, folder: Path) -> None:
     """Writes the index of all results of a folder, and beside it the pages of the papers; without matplotlib, no charts."""
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.artefact import untested
-    from thresher_lab.reproduction.page import (
-        PICTURES,
-        chart_file,
-        index_page,
-        paper_pages,
-        pictures_of,
-        reason_to_train,
-    )
+    from thresher_lab.reproduction.page import index_page, paper_pages, reason_to_train
     from thresher_lab.training.files import Reproduced, read_checked
-    from thresher_lab.training.store import whole
 
     remedy = "Delete the file, and give its name to `thresher reproduce`"
     files = [
@@ -221,14 +213,22 @@ def _write_pages(path: Path, folder: Path) -> None:
             one |= {"claims": untested(one["claims"], one["outdated"]), "verdict": "not tested"}
     charts = _charts(found)
     results = list(found.values())
+    for name, text in paper_pages(results, anew, charts, path.name).items():
+        _write(path.parent / name, text, (), {})
+    _write(path, index_page(results, anew), results, charts)
+
+
+def _write(
+    path: Path, text: str, results: "Iterable[Mapping[str, Any]]", charts: "Mapping[str, bytes]"
+) -> None:
+    """Writes a page, and the pictures and charts of results in a folder beside it."""
+    from thresher_lab.reproduction.page import PICTURES, chart_file, pictures_of
+    from thresher_lab.training.store import whole
+
     pictures = {chart_file(name): content for name, content in charts.items()}
     for one in results:
         pictures |= pictures_of(one)
-    contents = {path: index_page(results, anew).encode()}
-    contents |= {
-        path.parent / name: text.encode()
-        for name, text in paper_pages(results, anew, charts, path.name).items()
-    }
+    contents = {path: text.encode()}
     contents |= {path.parent / PICTURES / name: content for name, content in pictures.items()}
     for target, content in contents.items():
         with whole(target) as file:
@@ -246,10 +246,12 @@ def _charts(results: "Mapping[str, Any]") -> dict[str, bytes]:
             err=True,
         )
         return {}
-    declared = {
-        name: chart for name, one in ARTEFACTS.items() if name in results and (chart := one.chart)
+    declared = {name: ARTEFACTS[name.partition("@")[0]].chart for name in results}
+    return {
+        name: table_chart(results[name]["tables"], chart)
+        for name, chart in declared.items()
+        if chart
     }
-    return {name: table_chart(results[name]["tables"], chart) for name, chart in declared.items()}
 
 
 def _artefact_table() -> "Table":

@@ -224,9 +224,10 @@ def _with_reasons(group: Sentence) -> str:
     return "; ".join([_counted(group), *reasons, *([f"{most} seeds would tell"] if needed else [])])
 
 
-def single_page(found: Mapping[str, Any]) -> str:
-    """Returns a page about one table or figure alone."""
-    return f"# {found['paper']}\n\n{RULES}\n\n{TABLES_NOTE}\n\n{section(found)}"
+def single_page(found: Mapping[str, Any], *, with_chart: bool = False) -> str:
+    """Returns a page about one table or figure alone, above whose tables their chart may be shown."""
+    own = section(found, with_chart=with_chart)
+    return f"# {found['paper']}\n\n{RULES}\n\n{TABLES_NOTE}\n\n{own}"
 
 
 def section(found: Mapping[str, Any], *, with_chart: bool = False) -> str:

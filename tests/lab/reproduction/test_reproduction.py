@@ -680,6 +680,16 @@ def test_a_table_at_another_batch_says_what_it_is(tmp_path):
     assert "at the scale of the paper" not in text
 
 
+def test_the_page_of_a_recipe_has_the_chart_of_its_tables(tmp_path):
+    given = ["--recipe", "adaselection-line", "--smoke", "--work", str(tmp_path), "-q"]
+    done = CliRunner().invoke(app, ["adaselection-weights", *given])
+    assert done.exit_code == 0, done.output
+    [page] = tmp_path.glob("*.md")
+    place = f"figures/{page.stem}.svg"
+    assert f"]({place})" in page.read_text()
+    assert b"Big Loss" in (tmp_path / place).read_bytes()
+
+
 @in_verify
 def test_a_dry_run_of_a_recipe_trains_nothing(tmp_path):
     given = [
