@@ -68,10 +68,15 @@ def parse(text: str) -> MethodSpec:
     Raises:
         ValueError: There is no such class, method or setting, or the text names several methods.
     """
+    if text.endswith(".py"):
+        raise ValueError(f"league: name the class of the file, as in {text}:MyMethod")
     if ".py:" not in text:
-        specs = parse_methods(text)
-        if len(specs) > 1 or not isinstance(specs[0], MethodSpec):
-            raise ValueError(f"league: give one method, got {text!r}")
+        try:
+            specs = parse_methods(text)
+        except ValueError as error:
+            raise ValueError(f"league: {str(error).removeprefix('--methods: ')}") from error
+        if len(specs) > 1 or not isinstance(specs[0], MethodSpec) or specs[0].name == "full":
+            raise ValueError(f"league: give one method, and not full training; got {text!r}")
         return specs[0]
     file, _, rest = text.partition(".py:")
     if len(list(split_outside_brackets(rest, ","))) != 1:

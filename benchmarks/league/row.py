@@ -86,6 +86,12 @@ class Row:
         return f"method {self.label}"
 
     @property
+    def most(self) -> int:
+        """Largest number of trainings: looks at rates, but for the placebo, and seeds that count."""
+        looks = len(looks_of(DESIGN, "", "", SHARE)) * (len(self.arms) - (not self.no_placebo))
+        return len(self.tasks) * (looks + len(self.arms) * len(SEEDS))
+
+    @property
     def arms(self) -> list[str]:
         """Names of the arms that are trained here, besides full training."""
         placebo = [] if self.no_placebo else [self.name + PLACEBO]
@@ -200,6 +206,7 @@ def numbers(row: Row, done: Done) -> list[dict[str, Any]]:
             "task": task,
             "seeds": len(own[task]),
             "metric": fmean(one["metric"] for one in own[task]),
+            "factor": row.counted(done, task, row.name)[0].factor,
             "full": fmean(one["metric"] for one in full[task]),
             "cost": Paired.of([one["cost"]["ratio"] for one in own[task]]),
             "time": Paired.of([one["cpu_s"] / one["full"]["cpu_s"] for one in own[task]]),
@@ -269,17 +276,23 @@ def lines(row: Row, done: Done) -> list[str]:
 
 
 def _task_lines(one: Mapping[str, Any]) -> list[str]:
-    said = [
-        f"{one['task']}: {one['metric']:.2f}, full training {one['full']:.2f}, {one['seeds']} seeds",
-        f"  {'cost, share of full training':42}{_interval(one['cost'], '.3f')}",
-        f"  {'CPU time, share of full training':42}{_interval(one['time'], '.2f')}",
-        f"  {'difference to full training':42}{_interval(one['to_full'], '+.2f')}  {one['loses']}",
-    ]
+    numbers = {
+        "cost, share of full training": _interval(one["cost"], ".3f"),
+        "CPU time, share of full training": _interval(one["time"], ".2f"),
+        "difference to full training": f"{_interval(one['to_full'], '+.2f')}  {_said(one['loses'])}",
+    }
     for kind, (paired, finding) in one["against"].items():
         length = f" ({one['length']:g} of the epochs)" if kind == SAME_TIME else ""
-        name = f"to {KINDS[kind].words}{length}"
-        said.append(f"  {name:42}{_interval(paired, '+.2f')}  {finding}")
-    return said + [f"  {sentence}" for sentence in one["off"]]
+        numbers[f"to {KINDS[kind].words}{length}"] = (
+            f"{_interval(paired, '+.2f')}  {_said(finding)}"
+        )
+    head = f"{one['task']}: {one['metric']:.2f}, full training {one['full']:.2f}, {one['seeds']} seeds, rate x {one['factor']:g}"
+    said = [f"  {name:54}{number}" for name, number in numbers.items()]
+    return [head, *said, *(f"  {sentence}" for sentence in one["off"])]
+
+
+def _said(finding: str) -> str:
+    return "cannot tell" if finding == "unclear" else finding
 
 
 def _interval(paired: Paired, form: str) -> str:
@@ -299,7 +312,8 @@ def _notes(row: Row, found: Sequence[Mapping[str, Any]]) -> list[str]:
         f"No placebo: {row.no_placebo}." if row.no_placebo else matters,
         f"Better than fewer epochs in the same time on {same_time.count('better')} of {len(same_time)} tasks, worse on "
         f"{same_time.count('worse')}.",
-        f"Findings are corrected by Holm over this row; no loss excludes a loss of {MARGIN:g} points.",
+        f"Findings are corrected by Holm over this row, and intervals are not: a finding may be open beside an interval without 0. "
+        f"No loss excludes a loss of {MARGIN:g} points.",
         "The method, its placebo, full training and fewer epochs in the same time were trained here; full training and the "
         "method in turns, so their CPU times compare. The other controls are committed runs of the same seeds, and their "
         "times are not used.",
@@ -350,10 +364,13 @@ def run(
     source = source_of(spec)
     (folder / source.name).write_bytes(source.read_bytes())
     pool = None if cluster is None else RayPool(cluster)
+    say(
+        f"up to {row.most} trainings on {', '.join(row.tasks)}, into {folder}; the same command goes on"
+    )
     done = run_missing(
         row.ready, partial(train_job, spec), folder / RUNS, jobs, lambda: False, pool=pool, say=say
     )
-    print("\n".join([*lines(row, done), str(folder / RUNS)]))
+    print("\n".join([*lines(row, done), f"The runs, which can be submitted: {folder}"]))
 
 
 def tasks_of(*, every_task: bool, without: str) -> list[str]:

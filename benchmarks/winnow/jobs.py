@@ -95,6 +95,10 @@ class Job:
         """Whether the training is for the choice of a rate."""
         return self.seed >= FIRST_LOOK
 
+    def __str__(self) -> str:
+        aim = "to choose the rate" if self.looks else "counted"
+        return f"{self.task}, {self.arm}, share {self.share:g}, rate x {self.factor:g}, seed {self.seed}, {aim}"
+
 
 @dataclass(frozen=True)
 class Design:

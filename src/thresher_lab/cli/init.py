@@ -22,7 +22,8 @@ Next (CONTRIBUTING.md explains each step):
   2. Write the paper's pseudo-code in {test}, which fails until then.
   3. Run `make cards`, which writes docs/methods/{name}.md and the index.
   4. Run `make test` and `make check`.
-  5. Add a line to CHANGELOG.md."""
+  5. Run `thresher league {name}`, which compares it with other methods. Another change of the file trains anew.
+  6. Add a line to CHANGELOG.md."""
 
 
 def init(

@@ -98,12 +98,13 @@ class Script:
             ) from error
         names = {name for node in tree.body for name in _bound_names(node)}
         if function not in names and "*" not in names:
-            functions = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
-            near = nearest_name(function, functions)
+            kinds = ast.FunctionDef, ast.ClassDef
+            defined = sorted(node.name for node in tree.body if isinstance(node, kinds))
+            near = nearest_name(function, defined)
             has = (
                 f"did you mean {near!r}?"
                 if near is not None
-                else f"its functions are {', '.join(functions) or 'none'}"
+                else f"it defines {', '.join(defined) or 'nothing'}"
             )
             raise ValueError(f"{path} has no {function!r}; {has}")
         if path.stem in RESERVED_NAMES:

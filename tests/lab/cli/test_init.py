@@ -99,7 +99,7 @@ def test_its_reference_test_fails_until_the_transcription_is_written(checkout, m
     )
     with pytest.raises(
         pytest.fail.Exception,
-        match=r"tests/reference/test_seta9\.py: write the paper's pseudo-code in `trans",
+        match=r"^write the paper's pseudo-code in `trans",
     ):
         getattr(test, name)(*given)
     test.test_a_share_outside_its_range_is_refused("half")

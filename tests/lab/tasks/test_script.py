@@ -111,13 +111,13 @@ def test_a_name_that_is_taken(tmp_path):
 def test_no_file_and_no_function(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.py: no such file; `thresher init"):
         task_of(f"{tmp_path / 'none.py'}:build")
-    with pytest.raises(ValueError, match="mine.py has no 'make'; its functions are build"):
+    with pytest.raises(ValueError, match="mine.py has no 'make'; it defines build"):
         script(tmp_path, function="make")
     with pytest.raises(ValueError, match="mine.py has no 'buld'; did you mean 'build'?"):
         script(tmp_path, function="buld")
     with pytest.raises(ValueError, match="mine.py, line 2: "):
         script(tmp_path, "import torch\ndef build(:\n")
-    with pytest.raises(ValueError, match="has no 'build'; its functions are none"):
+    with pytest.raises(ValueError, match="has no 'build'; it defines nothing"):
         script(tmp_path, "")
 
 

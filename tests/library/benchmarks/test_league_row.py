@@ -76,9 +76,12 @@ def test_what_is_trained_by_task():
             SAME_TIME: 6 + 5,
             of.name + PLACEBO: 5,
         }
+        assert len(jobs) == of.most / len(QUICK)
         assert {job.share for job in by_arm[SAME_TIME]} == {0.6}
         assert {job.factor for job in by_arm[of.name + PLACEBO]} == {1.0}
-    assert not any(job.arm.endswith(PLACEBO) for job in made_up(Row("first", "no signals")))
+    without = Row("first", "no signals")
+    done = made_up(without)
+    assert len(done) == without.most and not any(job.arm.endswith(PLACEBO) for job in done)
 
 
 def test_nothing_counts_before_its_rate_and_its_time_are_known():
@@ -108,7 +111,8 @@ def test_numbers_against_an_independent_computation():
 def test_the_text_says_where_the_numbers_come_from():
     of = Row("first", tasks=QUICK[:1])
     text = "\n".join(lines(of, made_up(of)))
-    assert "to fewer epochs in the same time (0.6 of the epochs)" in text
+    assert "to fewer epochs in the same time (0.6 of the epochs) " in text
+    assert "5 seeds, rate x 1\n" in text and "unclear" not in text
     assert "has the committed metric, digit for digit, on 5 of 5 seeds." in text
     assert "their times are not used" in text
     assert "other versions" not in text and "not at equal cost" not in text
@@ -191,10 +195,13 @@ def test_a_changed_file_has_a_folder_of_its_own(file, tmp_path):
     ("text", "message"),
     [
         ("{}:First:kep=1", "unexpected keyword argument 'kep'"),
-        ("{}:Second", "has no 'Second'"),
+        ("{}", "name the class of the file, as in .*first_rows.py:MyMethod"),
+        ("{}:Second", "has no 'Second'; it defines First, NoMethod"),
         ("{}:NoMethod", "NoMethod is not the class of a method, which has a `stage`"),
         ("{}:First,order_dp", "give one class after"),
-        ("order_dp,seta", "league: give one method, got 'order_dp,seta'"),
+        ("order_dp,seta", "league: give one method, and not full training; got 'order_dp,seta'"),
+        ("full", "league: give one method, and not full training"),
+        ("seta:0.5", "^league: .*0.5"),
         ("uniform+selective_backprop", "league: give one method"),
         ("no_such_method", "no method 'no_such_method'"),
     ],
