@@ -30,8 +30,8 @@
 # make ada-selection
 #              readings of AdaSelection beside random selection with as many steps, on eight tasks, into benchmarks/results/
 #              and docs/evidence/results.md; an hour, goes on where it was stopped
-# make league  one method of each family at half of the cost, on five tasks, into benchmarks/results/ and docs/evidence/league.md; about
-#              an hour of two cores, goes on where it was stopped
+# make league  one method of each family at half of the cost, on seven tasks, into benchmarks/results/ and docs/evidence/league.md; about
+#              two hours of two cores, goes on where it was stopped
 # make submission FOLDER=benchmarks/results/league/NAME
 #              checks the runs of a method for the league, see benchmarks/results/league/README.md
 # make grpo    ways to choose prompts and rollouts in GRPO, beside plain GRPO at equal tokens, into benchmarks/results/ and
@@ -184,6 +184,8 @@ ada-selection: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/evidence/results.md
 
 league: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.league
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.league.times
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/evidence/league.md --top docs/evidence/results.md
 
 submission: .venv/installed

@@ -5,14 +5,14 @@ import json
 import time
 from pathlib import Path
 
-from benchmarks.league.arms import arms, ready, run
+from benchmarks.kept import RESULTS
+from benchmarks.league.arms import RUNS, ready, run, shared
 from benchmarks.league.table import page, results, with_tables, with_top
 from benchmarks.winnow.jobs import load, run_missing
 
 
 def main() -> None:
     """Runs the command line."""
-    folder = Path("benchmarks/results")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.league", description=__doc__)
     parser.add_argument(
         "--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2."
@@ -22,17 +22,9 @@ def main() -> None:
         type=float,
         help="Minutes after which no further training begins. Default: no limit.",
     )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="File of the trainings.")
     parser.add_argument(
-        "--runs", type=Path, default=folder / "league-runs.jsonl.gz", help="File of the trainings."
-    )
-    parser.add_argument(
-        "--beside",
-        type=Path,
-        default=folder / "winnow-runs.jsonl.gz",
-        help="Trainings of benchmarks.winnow.",
-    )
-    parser.add_argument(
-        "--results", type=Path, default=folder / "league.json", help="File of the results."
+        "--results", type=Path, default=RESULTS / "league.json", help="File of the results."
     )
     parser.add_argument(
         "--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none."
@@ -46,20 +38,18 @@ def main() -> None:
         "--show", action="store_true", help="Run nothing; print and write what there is."
     )
     given = parser.parse_args()
-    known = arms()
-    beside = {job: result for job, result in load(given.beside).items() if job.arm in known}
     end = time.monotonic() + 60 * (float("inf") if given.minutes is None else given.minutes)
     if given.show:
         done = load(given.runs)
     else:
         done = run_missing(
-            lambda own: (job for job in ready({**beside, **own}) if job not in beside),
+            lambda own: (job for job in ready({**shared(), **own}) if job not in shared()),
             run,
             given.runs,
             given.jobs,
             lambda: time.monotonic() > end,
         )
-    found = results({**beside, **done})
+    found = results({**shared(), **done})
     given.results.write_text(json.dumps(found, indent=1) + "\n")
     for path, written in ((given.page, with_tables), (given.top, with_top)):
         if path is not None:

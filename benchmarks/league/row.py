@@ -11,20 +11,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.kept import RESULTS
 from benchmarks.league.arms import (
     CONTROLS,
     DESIGN,
     PLACEBO,
     SHARE,
-    TASKS,
     arms,
     counted_jobs,
     factor_of,
+    shared,
 )
+from benchmarks.league.arms import RUNS as LEAGUE_RUNS
 from benchmarks.league.own import folder_of, identity_of, parse, source_of
 from benchmarks.league.ray_pool import RayPool
 from benchmarks.league.table import far_off
+from benchmarks.league.tasks import TASKS, problem_of
 from benchmarks.winnow.jobs import (
     Arm,
     Done,
@@ -62,7 +63,7 @@ FAR_FROM_HALF = 0.05
 @cache
 def committed() -> Done:
     """Returns the committed trainings of the arms that are not trained here."""
-    done = load(RESULTS / "winnow-runs.jsonl.gz")
+    done = {**shared(), **load(LEAGUE_RUNS)}
     return {job: result for job, result in done.items() if job.arm in ("full", *CONTROLS)}
 
 
@@ -171,13 +172,13 @@ def train_job(spec: MethodSpec, job: Job) -> dict[str, Any]:
     try:
         arm = arm_of(spec, job.arm)
         if job.looks or job.arm != Row(spec.label).name:
-            return train_arm(job, arm)
+            return train_arm(job, arm, problem_of(job.task))
         factor = factor_of(committed(), job.task, arms()["full"])
         assert factor is not None
         pair = [(job, arm), (Job(job.task, "full", 1.0, factor, job.seed), arms()["full"])]
         if job.seed % 2:
             pair.reverse()
-        trained = {one.arm: train_arm(one, of) for one, of in pair}
+        trained = {one.arm: train_arm(one, of, problem_of(one.task)) for one, of in pair}
         return {**trained[job.arm], "full": trained["full"]}
     except ValueError as error:
         remedy = f"Finished runs are kept; --without {job.task} leaves the task out"

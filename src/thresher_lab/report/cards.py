@@ -224,8 +224,8 @@ def _of_leagues(name: str, folder: Path) -> Iterator[str]:
         ]
         if rows:
             full = {one["task"]: one["metric"] for one in found["controls"] if one["arm"] == "full"}
-            columns = ("difference to full", "to smaller batches", "to its placebo")
-            header = ("task", "metric, hundredths", "full", *columns, "cost", "seeds")
+            columns = ("to fewer epochs, same time", "to smaller batches", "to its placebo")
+            header = ("task", "metric, hundredths", "full", "to full", *columns, "cost", "seeds")
             table = markdown_table(header, [_league_cells(row, full[row["task"]]) for row in rows])
             title = f"### One method a family, `{found['settings'][name]}`"
             source = f"From `{path.name}`; verdicts are corrected over all methods and tasks."
@@ -235,7 +235,7 @@ def _of_leagues(name: str, folder: Path) -> Iterator[str]:
 def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
     against = [
         row["to_full"] | {"finding": row["finding"]},
-        *(row["against"].get(kind) for kind in ("smaller", "placebo")),
+        *(row["against"].get(kind) for kind in ("shorter@time", "smaller", "placebo")),
     ]
     between = ["" if one is None else _with_finding(one) for one in against]
     return (

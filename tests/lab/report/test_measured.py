@@ -126,6 +126,6 @@ def test_a_league_is_quoted_with_its_verdicts(tmp_path):
     )
     text = measurements("seta", tmp_path)
     assert "### One method a family, `seta:target=0.5`" in text and "From `league.json`" in text
-    cells = "| `bike` | 92.50 | 93.00 | -0.25 [-0.50, +0.00], loses | -0.25 [-0.50, +0.00], worse |  | 0.500 | 5 |"
+    cells = "| `bike` | 92.50 | 93.00 | -0.25 [-0.50, +0.00], loses |  | -0.25 [-0.50, +0.00], worse |  | 0.500 | 5 |"
     assert cells in text and measurements("ies", tmp_path) == NOT_MEASURED
     assert "Better on none. From `league.json`" in text

@@ -138,7 +138,7 @@ def test_runs_that_are_not_of_the_plan_are_refused(submitted):
         return done | {replace(job, seed=5): done[job]}
 
     [fault] = faults(submitted(change))
-    assert fault.startswith("1 runs are not of the plan, such as Job(task='fashion-10k'")
+    assert fault.startswith("1 runs are not of the plan, such as fashion-10k, ")
 
 
 def test_another_file_is_refused_and_so_is_none(submitted):
