@@ -110,7 +110,7 @@ def padded(samples: list[Part]) -> tuple[Tensor, Tensor]:
         samples: Texts with their classes.
     """
     texts, labels = zip(*samples, strict=True)
-    return nn.utils.rnn.pad_sequence(texts, batch_first=True), torch.stack(labels)
+    return nn.utils.rnn.pad_sequence(list(texts), batch_first=True), torch.stack(labels)
 
 
 class BytesNetwork(nn.Module):
