@@ -19,7 +19,7 @@ from benchmarks.winnow.jobs import Done, Job, load
 ROUNDS = 2
 """Number of rounds of each task, which are also the seeds."""
 FULL_TRAININGS = 3
-"""Number of times that full training is in a round: at its begin, in its middle and at its end."""
+"""Number of times that full training is in a round: at its start, in its middle and at its end."""
 
 
 def round_of(done: Done, task: str, seed: int) -> list[Job] | None:

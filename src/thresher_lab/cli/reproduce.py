@@ -221,7 +221,7 @@ def _write_pages(path: Path, folder: Path) -> None:
 def _write(
     path: Path, text: str, results: "Iterable[Mapping[str, Any]]", charts: "Mapping[str, bytes]"
 ) -> None:
-    """Writes a page, and the pictures and charts of results in a folder beside it."""
+    """Writes a page, and saves the charts and pictures of its results in the folder `PICTURES` beside it."""
     from thresher_lab.reproduction.page import PICTURES, chart_file, pictures_of
     from thresher_lab.training.store import whole
 

@@ -135,7 +135,7 @@ def test_trainings_of_an_earlier_version_are_named():
     assert "differ by 0.30 points in the median, and by 0.40 at most" in said
 
 
-def test_committed_times_are_those_of_trainings_that_repeat():
+def test_committed_times_have_every_arm_of_their_task():
     for task, rounds in times().items():
         assert task in TASKS
         for seconds in rounds:
