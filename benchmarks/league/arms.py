@@ -77,7 +77,7 @@ ENTRIES: Sequence[Entry] = (
         reduce_fraction=False,
     ),
     _of("winnow", "visits what the network is least certain about", share=0.5),
-    _of("infobatch", "leaves out easy samples at random, weighs up", target=0.5),
+    _of("infobatch", "leaves out easy samples at random, weighs up", prune_fraction=0.7),
     _of("seta", "a window of losses that moves", target=0.5),
     _of("repb", "leaves out by the loss of the epoch, weighs up", target=0.5),
     _of("ies", "leaves out what changes no more", target=0.35),
@@ -97,7 +97,11 @@ ENTRIES: Sequence[Entry] = (
     _of("threshold_keep", "keeps by gradient norm, without bias", once=True, keep=0.25),
     _of("div_bs", "rows of the batch that differ", once=True, keep=0.25, gradient="outputs"),
 )
-"""The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost."""
+"""The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost.
+
+InfoBatch has its largest published prune fraction. With `target=0.5` its steps are 3.5 times as large: 1 or 2 of 5 trainings on
+three tasks with images failed.
+"""
 
 
 @cache
