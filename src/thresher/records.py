@@ -79,8 +79,15 @@ class Records(Mapping[str, Tensor]):
         self.columns = dict(columns)
         self.n = n
         self.epoch = 0
+        # MPS has no float64.
+        wide = torch.float32 if device.type == "mps" else torch.float64
         self._data = {
-            name: torch.full((n,), column.fill, dtype=column.dtype, device=device)
+            name: torch.full(
+                (n,),
+                column.fill,
+                dtype=wide if column.dtype is torch.float64 else column.dtype,
+                device=device,
+            )
             for name, column in self.columns.items()
         }
         self.written = {

@@ -110,6 +110,27 @@ def test_the_last_batch_of_an_epoch_that_is_given_up():
     assert torch.equal(loop.run.trained, loop.truth)
 
 
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize(
+    "skipped", [{(0, 1)}, {(0, 3)}, {(1, 2), (1, 3)}, {(2, 3)}, {(2, 2), (2, 3)}]
+)
+def test_batches_whose_backward_pass_the_loop_skips(skipped, detach):
+    loop = Loop(thresher.FullData(), batches=4, observe=True)
+    for epoch in range(loop.epochs):
+        for number, (x, y) in enumerate(loop.run.loader):
+            loss = loop.run.criterion(loop.run.model(x), y)
+            loop.optimizer.zero_grad()
+            if (epoch, number) in skipped:  # as `if not loss.isfinite(): continue`
+                continue
+            loss.backward()
+            loop.optimizer.step()
+            loop.truth[loop.run.ids] += 1
+    if detach:
+        loop.run.detach()
+    assert torch.equal(loop.run.trained, loop.truth)
+    assert loop.run.data_map()["times_seen"].tolist() == loop.truth.tolist()
+
+
 def test_clipped_and_zero_gradients_are_no_cleared_gradients():
     """Clipping between two backward passes writes gradients in place; a dead network has gradients of zero."""
     for weight, clip in ((1.0, True), (0.0, False)):

@@ -282,6 +282,8 @@ class StepAccumulator:
         self.over: list[Entry] = []
         """Entries of the last step that had losses."""
         self._size = 0
+        self.loop_is_over = False
+        """Whether the loop over the loader has ended, so that no backward pass is expected any more."""
         self._lost: dict[ForwardPass, int] = {}
         """For each forward pass, the number of its backward passes that ran before gradients were last set to zero."""
         self.counts = trained
@@ -412,10 +414,15 @@ class StepAccumulator:
         one = self._pass_of(entry)
         return one is not None and 0 < one.backwards <= self._lost.get(one, 0)
 
+    def _was_skipped(self, entry: Entry) -> bool:
+        """Whether the loop ended without a backward pass of an entry, or has cleared its gradients."""
+        judges = self.loop_is_over and not self._count_steps and self.meter.backwards > 0
+        return not self._takes_part(self._pass_of(entry)) if judges else self._has_cleared(entry)
+
     def _unstepped(self) -> list[Entry]:
-        """Returns the entries of the step in progress whose gradients were not cleared."""
+        """Returns the entries of the step in progress that the loop trains on."""
         self.meter.look_at_gradients()
-        return [entry for entry in [*self._pending, *self._open] if not self._has_cleared(entry)]
+        return [entry for entry in [*self._pending, *self._open] if not self._was_skipped(entry)]
 
     def _trained_on(self, entries: list[Entry]) -> list[Entry]:
         """Returns the entries whose gradients are in the step; also those without a backward pass, if none is seen."""

@@ -246,6 +246,8 @@ class Attributor:
             )
             self._timing.attribution_s += perf_counter() - measured + measures - begin
             return value
+        outputs = _with_rows(outputs)
+        targets = _with_rows(targets)
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
         # The loss of a teacher or a moving average must not count. If it comes before the first loss of the run's own model,
@@ -469,6 +471,11 @@ class Attributor:
     def forget_batches(self) -> None:
         """Releases all batches, because training continues from another point."""
         self._batches.forget()
+
+
+def _with_rows(value: Any) -> Any:
+    # `squeeze()` takes the dimension of a batch of one row, such as the last one of an epoch.
+    return value.view(1) if isinstance(value, Tensor) and not value.dim() else value
 
 
 def _none_ignored(tensors: Sequence[Tensor]) -> bool:

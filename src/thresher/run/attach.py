@@ -499,7 +499,7 @@ def attach(
             "auto": as the method defines.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, if there is one.
         options: Further settings by name. `on_nonfinite`: what to do with losses that are not finite: "keep" (default) keeps
-            the samples and warns; "raise" raises an error. `observe`: whether to store what `run.data_map` needs, 16 to 36
+            the samples and warns; "raise" raises an error. `observe`: whether to store what `run.data_map` needs, 20 to 44
             bytes per sample; default False. `collate_keeps_rows`: True declares that row i of a batch is its sample i; by
             default, the run compares batches with samples.
 

@@ -215,6 +215,7 @@ class EpochEnd:
     def begin(self) -> None:
         """Begins an epoch, or the rest of an interrupted epoch."""
         self._note_thread()
+        self._accumulator.loop_is_over = False
         self.state = Pass.RUNNING
         self._at_begin = self._now()
 
@@ -238,6 +239,7 @@ class EpochEnd:
                 code, so nothing is computed.
         """
         self.state = AFTER.get((self.state, "exhausted" if exhausted else "gone"), self.state)
+        self._accumulator.loop_is_over = True
         # Losses of the pass may still wait to be written; whether its last step is over shows in them.
         if exhausted:
             self._accumulator.flush()

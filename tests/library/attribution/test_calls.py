@@ -200,7 +200,7 @@ def test_the_ways_out_for_a_sample_with_several_rows():
     assert torch.allclose(run.records["loss"], expected.mean(1))
     outputs, targets, _ = two_views(run, x, y)
     per_row = F.cross_entropy(outputs, targets, reduction="none").view(2, -1)
-    run.reduce(per_row.sum(0), ids=run.ids)
+    run.reduce(per_row.sum(0), ids=run.ids).backward()
     assert torch.allclose(run.records["loss"], per_row.sum(0).detach())
 
 
@@ -269,3 +269,49 @@ def test_a_collate_that_leaves_samples_out_needs_the_index_of_the_dataset():
             run.criterion(outputs, y)
         run.criterion(outputs, y, ids=index)
         assert torch.allclose(run.records["loss"][index], losses(outputs, y))
+
+
+def mean_square(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.L1Loss(), mean_square])
+@pytest.mark.parametrize("of_targets", [torch.clone, torch.squeeze])
+def test_outputs_of_a_last_batch_of_one_row_that_the_loop_squeezes(criterion, of_targets):
+    trained = []
+    for observes in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = DataLoader(TensorDataset(torch.randn(5, 3), torch.rand(5)), 2)
+        run = thresher.observe(
+            loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=2
+        ) if observes else None  # fmt: skip
+        for _ in range(2):
+            for x, y in run.loader if run else loader:
+                outputs = (run.model if run else model)(x).squeeze()
+                loss = (run.criterion if run else criterion)(outputs, of_targets(y))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        trained.append(model.weight)
+        assert run is None or run.data_map()["times_seen"].tolist() == [2] * 5
+    assert torch.equal(*trained)
+
+
+def test_a_plan_that_leaves_one_row_trains_with_squeezed_outputs():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(torch.randn(8, 3), torch.rand(8)), 4)
+    run = thresher.attach(
+        thresher.UniformSubset(5 / 8), loader=loader, criterion=nn.BCEWithLogitsLoss(), model=model,
+        optimizer=optimizer, epochs=1,
+    )  # fmt: skip
+    rows = []
+    for x, y in run.loader:
+        rows.append(len(x))
+        run.criterion(run.model(x).squeeze(), y).backward()
+        optimizer.step()
+    assert rows == [4, 1] and run.trained.sum() == 5
