@@ -11,9 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from thresher.samplers import Grouped
+from thresher.samplers import Grouped, clusters_of
 
 LENGTHS = np.random.default_rng(0).integers(1, 500, 1000)
+
+
+class Indexed:
+    """Rows that numbers do not find, as in a pandas Series or DataFrame after a filter."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, name):
+        raise KeyError(name)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.rows, dtype)
 
 
 def padding(batches, lengths=LENGTHS):
@@ -79,6 +95,11 @@ def test_in_a_loader():
         range(1000), batch_sampler=Grouped(torch.from_numpy(LENGTHS), 16), num_workers=2
     )
     assert [batch.tolist() for batch in loader] == list(Grouped(LENGTHS.tolist(), 16))
+
+
+def test_lengths_with_an_index_of_their_own():
+    assert Grouped(Indexed(LENGTHS), 16).lengths.tolist() == LENGTHS.tolist()
+    assert len({*clusters_of(Indexed([[0.0, 0.0], [9.0, 9.0]]), 2).tolist()}) == 2
 
 
 @pytest.mark.parametrize(

@@ -114,11 +114,21 @@ def test_a_loader_goes_on_at_any_place(place):
     whole = [batch.tolist() for batch in DataLoader(range(N), B, sampler=shuffle)]
     later = list(shuffle)
     again = Shuffle(range(N))
-    again.set_epoch(0, consumed=min(N, place * B))
+    again.set_epoch(0, consumed=min(place * B, again.total))
     again.set_epoch(0)  # as a loop does that names every epoch
     loader = DataLoader(range(N), B, sampler=again, num_workers=2)
     assert [batch.tolist() for batch in loader] == whole[place:]
     assert len(again) == N and list(again) == later
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_end_of_an_epoch_in_several_processes(drop_last):
+    """The last batch is smaller than the others, so that steps times rows is more than an epoch has."""
+    shuffle = Shuffle(range(N), num_replicas=4, rank=3, drop_last=drop_last)
+    steps = len(DataLoader(range(N), 5, sampler=shuffle))
+    consumed = min(steps * 4 * 5, shuffle.total)
+    shuffle.load_state_dict({**shuffle.state_dict(), "epoch": 1, "consumed": consumed})
+    assert list(shuffle) == [] and shuffle.epoch == 2
 
 
 def test_a_position_is_that_of_all_processes():
@@ -192,7 +202,7 @@ def set_to_the_rest_of_epoch_3():
         (
             lambda: Shuffle(range(N), num_replicas=4, rank=0).set_epoch(0, consumed=53),
             ValueError,
-            "0 to 52, got 53",
+            "0 to 52, got 53. At the end of an epoch, pass `total`",
         ),
         (
             set_to_the_rest_of_epoch_3,

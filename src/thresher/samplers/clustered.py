@@ -4,7 +4,6 @@ import zlib
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -123,7 +122,9 @@ def clusters_of(embeddings: ArrayLike | Tensor, k: int, seed: int = 0) -> NDArra
         >>> first == second != third == fourth
         True
     """
-    values = torch.as_tensor(embeddings).detach().float().cpu().numpy()
+    if isinstance(embeddings, Tensor):
+        embeddings = embeddings.detach().float().cpu().numpy()
+    values = np.asarray(embeddings, dtype=np.float32)
     if values.ndim != 2 or not 1 <= k <= len(values):
         raise ValueError(
             f"clusters_of: `embeddings` must have shape (N, features) and `k` be within [1, N], got shape {values.shape} and {k}"

@@ -182,10 +182,12 @@ class EpochSampler(Sampler[Any]):
                     f"sets epoch {epoch}. To begin epoch {epoch} from its start, pass consumed=0."
                 )
             return
-        most = len(self) * self.dealing()[0] if consumed else 0
+        # With `drop_last`, the processes leave out the end of `total`; otherwise they go on behind it.
+        most = max(self.total, len(self) * self.dealing()[0]) if consumed else 0
         if consumed and not 0 <= consumed <= most:
             raise ValueError(
-                f"{name}: `consumed` must be a number of items of all processes together, 0 to {most}, got {consumed}"
+                f"{name}: `consumed` must be a number of items of all processes together, 0 to {most}, got {consumed}. At the end "
+                "of an epoch, pass `total`."
             )
         if self._begun is not None and self._begun.epoch != epoch:
             self._begun.left_for = epoch
@@ -308,8 +310,8 @@ class EpochSampler(Sampler[Any]):
         """Returns the position in the current epoch, or the start of the next epoch; the same in all processes.
 
         The position counts items drawn from the sampler, and the workers of a DataLoader draw batches ahead. torchdata's
-        StatefulDataLoader saves the right position. Without it, save `{**state, "consumed": steps * items per step of all
-        processes}`.
+        StatefulDataLoader saves the right position. Without it, save `{**state, "consumed": min(steps * items, total)}`, with
+        the items per step of all processes.
 
         Returns:
             Plain values: seed, number of samples, epoch, and the number of items that all processes together have consumed.

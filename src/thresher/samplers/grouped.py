@@ -6,7 +6,6 @@ from bisect import bisect_left
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -83,7 +82,9 @@ class Grouped(BatchComposer):
             raise ValueError(
                 f"Grouped: give either `batch_size` or `max_tokens`, got {batch_size} and {max_tokens}"
             )
-        values = torch.as_tensor(lengths).detach().cpu().numpy()
+        if isinstance(lengths, Tensor):
+            lengths = lengths.detach().cpu().numpy()
+        values = np.asarray(lengths)
         if values.ndim != 1 or not len(values) or not values.min() > 0:
             raise ValueError(
                 f"Grouped: `lengths` must have shape (N,), and each must be above 0, got {values!r:.60}"
