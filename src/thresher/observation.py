@@ -232,12 +232,12 @@ class DataMap(Mapping[str, NDArray[Any]]):
         """Returns ids of samples, int64, the likeliest wrong label first; samples that were never seen are left out.
 
         Args:
-            count: Number of ids. Default: all.
+            count: Number of ids, 0 or more. Default: all.
             by_class: Whether samples are compared only within their class, to keep a hard class from filling the list: samples
                 are sorted by their rank in the class divided by the size of the class. Default: False.
 
         Raises:
-            ValueError: The classes are not known.
+            ValueError: The classes are not known, or `count` is no whole number of 0 or more.
 
         Example:
             >>> columns = {"id": np.arange(4), "suspicion": np.array([0.9, 0.8, 0.1, 0.3]), "label": np.array([0, 0, 1, 1])}
@@ -245,6 +245,10 @@ class DataMap(Mapping[str, NDArray[Any]]):
             >>> data_map.suspects(2), data_map.suspects(2, by_class=True)
             (array([0, 1]), array([0, 3]))
         """
+        if count is not None and (not isinstance(count, int | np.integer) or count < 0):
+            raise ValueError(
+                f"suspects: `count` must be a whole number of 0 or more, got {count!r}"
+            )
         seen = np.flatnonzero(self["times_seen"] > 0)
         suspicion = self["suspicion"][seen]
         # Samples without a finite suspicion had no finite loss, so they come first.
@@ -581,6 +585,8 @@ def map_of(
     dataset: Any,
     labels: Any = None,
     on_mismatch: Callable[[], None] | None = None,
+    *,
+    has_classes: bool = True,
 ) -> DataMap:
     """Returns the data map of a run.
 
@@ -589,13 +595,17 @@ def map_of(
         dataset: Dataset of the run, which may hold the classes.
         labels: Classes of the samples, shape (N,). Default: the classes of the dataset, or of the criterion if they differ.
         on_mismatch: Function that is called if the criterion got other classes than the dataset has. Default: none.
+        has_classes: Whether the loss may be one of classes. If not, the dataset is not searched for them. Default: True.
     """
     columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}
     seen = columns.pop("stratum", torch.full((1,), -1)).long().numpy()
     names: dict[int, str] = {}
     if labels is None:
         with suppress(ValueError):
-            labels = labels_of(dataset)
+            if has_classes:
+                stored = labels_of(dataset)
+                codes_of(stored)  # refuses the targets of a regression
+                labels = stored
         held = np.asarray(seen if labels is None else labels)
         # Labels that are not numbers, such as strings, only need to form the same classes as the numbers of the criterion.
         alike = (

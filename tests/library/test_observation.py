@@ -259,7 +259,7 @@ def test_of_other_losses_there_are_losses(kind):
     found = run.data_map()
     assert list(found) == [
         "id",
-        "label",
+        *(["label"] if kind in ("reduce", "function") else []),
         "times_seen",
         "loss",
         "loss_mean",
@@ -271,6 +271,18 @@ def test_of_other_losses_there_are_losses(kind):
         found["loss_spread"], [np.std(seen[i]) for i in range(N)], rtol=1e-4, atol=1e-5
     )
     assert found.suspects(1)[0] == found["loss_mean"].argmax() and found["suspicion"].max() < 1
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["module", "function"])
+def test_targets_of_a_regression_are_no_classes(known):
+    criterion = nn.MSELoss() if known else lambda outputs, y: (outputs - y).square()
+    values = torch.randn(N, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(Stored(values, values), B)
+    run = thresher.observe(loader=loader, criterion=criterion, epochs=1)
+    for x, y in run.loader:
+        run.criterion(x[:, 0], y)
+    assert "label" not in run.data_map()
+    assert run.data_map(labels=[7] * N)["label"].tolist() == [7] * N
 
 
 def test_positions_and_independent_labels():
@@ -512,6 +524,13 @@ def test_unknown_columns_and_counts_are_refused_for_sources():
         of_sources().by("annotator")
     with pytest.raises(ValueError, match="by: `count` must be 1 or more, got 0"):
         of_sources().by(["a"] * 5, 0)
+
+
+@pytest.mark.parametrize("count", [-1, 0.1 * 5])
+def test_suspects_are_a_whole_number(count):
+    assert len(of_sources().suspects(np.int64(2))) == 2 and not len(of_sources().suspects(0))
+    with pytest.raises(ValueError, match=f"suspects: `count` must be a whole .* got {count}"):
+        of_sources().suspects(count)
 
 
 def test_by_class_no_class_fills_the_list():

@@ -426,7 +426,8 @@ class Run(Uncopied):
 
         Args:
             labels: Classes of the samples, shape (N,): list, array or tensor. Default: the classes in the dataset or, if the
-                criterion got other classes, those, with -1 for a sample that the criterion never got.
+                criterion got other classes, those, with -1 for a sample that the criterion never got; none for a criterion
+                without classes, such as MSELoss.
 
         Raises:
             RuntimeError: This is not process 0.
@@ -445,8 +446,13 @@ class Run(Uncopied):
                 "run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)"
             )
         self._check_keeper("run.data_map()")
+        config = self._parts.config
         return map_of(
-            self.records, self._parts.given.loader.dataset, labels, self._parts.config.on_mismatch
+            self.records,
+            config.given.loader.dataset,
+            labels,
+            config.on_mismatch,
+            has_classes=config.adapter is None or config.adapter.kind != "values",
         )
 
     @property
