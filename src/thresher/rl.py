@@ -174,7 +174,7 @@ def choose_prompts(
         >>> choose_prompts(torch.tensor([2, 1, 0]), chances, 2, torch.Generator().manual_seed(0))
         tensor([2, 0])
     """
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+    if not isinstance(k, int | np.integer) or k < 1:
         raise ValueError(f"choose_prompts: `k` must be a whole number of 1 or more, got {k!r}")
     draws = torch.rand(len(candidates), generator=generator, dtype=torch.float64).to(
         candidates.device
@@ -203,7 +203,7 @@ def choose_rollouts(rewards: Tensor, m: int) -> Tensor:
         tensor([1, 2])
     """
     n = rewards.shape[-1] if rewards.dim() else 0
-    if not isinstance(m, int) or isinstance(m, bool) or not 1 <= m <= n:
+    if not isinstance(m, int | np.integer) or not 1 <= m <= n:
         raise ValueError(
             f"choose_rollouts: `m` must be a whole number of rollouts within [1, {n}], got {m!r}"
         )
@@ -237,6 +237,7 @@ def group_advantages(rewards: Tensor) -> Tensor:
         >>> group_advantages(torch.tensor([1.0, 0.0, 0.0, 1.0]))
         tensor([ 1., -1., -1.,  1.])
     """
+    rewards = rewards * 1.0  # torch has no mean of integers
     centred = rewards - rewards.mean(-1, keepdim=True)
     deviation = centred.square().mean(-1, keepdim=True).sqrt()
     same = rewards.amax(-1, keepdim=True) == rewards.amin(-1, keepdim=True)
@@ -307,9 +308,7 @@ def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
     dead = ~has_signal(values)
     mean = values.nanmean(1)
     easy = dead & (mean >= middle)
-    sizes = [
-        2**power for power in range(1, values.shape[1].bit_length()) if 2**power <= values.shape[1]
-    ]
+    sizes = [2**power for power in range(1, values.shape[1].bit_length())]
     shares = [float(one.double().mean()) for one in (dead, easy, dead & ~easy)]
     return Preflight(
         shares[0],
@@ -381,7 +380,8 @@ class Uniform:
             raise ValueError(f"{name}: `prompts` must be 1 or more, got {prompts}")
         if not 0 <= floor <= 1:
             raise ValueError(f"{name}: `floor` must be a share, within [0, 1], got {floor!r}")
-        values = np.arange(prompts) if groups is None else np.asarray(groups)
+        # Strings of pandas are objects, which `tolist` makes strings of NumPy.
+        values = np.array(np.asarray(range(prompts) if groups is None else groups).tolist())
         if values.shape != (prompts,) or values.dtype.kind not in "biuU":
             raise ValueError(
                 f"{name}: `groups` must be whole numbers or strings, shape ({prompts},), got "
@@ -588,7 +588,7 @@ class Thompson(Uniform):
         Raises:
             ValueError: A reward is outside [0, 1].
         """
-        if bool((rewards < 0).any()) or bool((rewards > 1).any()):
+        if ((rewards < 0) | (rewards > 1)).any():
             raise ValueError(
                 "Thompson: rewards must be within [0, 1]; scale the rewards, or use Greso or Uniform"
             )

@@ -95,7 +95,16 @@ BY_PROMPT = {
 
 
 @pytest.mark.parametrize("make", MAKE)
-@pytest.mark.parametrize("groups", [None, range(9), list("abcdefghi"), np.arange(9) * 1000 - 5])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        None,
+        range(9),
+        list("abcdefghi"),
+        np.arange(9) * 1000 - 5,
+        np.array(list("abcdefghi"), dtype=object),
+    ],
+)
 def test_groups_of_one_prompt_are_the_prompts(make, groups):
     policy = make(9, seed=5, groups=groups)
     for number, expected in enumerate(BY_PROMPT[make.__name__]):

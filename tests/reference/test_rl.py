@@ -129,6 +129,19 @@ def test_several_prompts_at_once() -> None:
     )
 
 
+def test_counts_of_numpy() -> None:
+    rewards = torch.tensor([0.5, 0.0, 1.0, 0.5, 0.4])
+    assert rl.choose_rollouts(rewards, np.int64(2)).tolist() == [1, 2]
+    ones = torch.ones(3)
+    assert rl.choose_prompts(torch.arange(3), ones, np.int64(2), seeded(0)).tolist() == [0, 1]
+
+
+def test_advantages_of_whole_numbers() -> None:
+    assert rl.group_advantages(torch.tensor([1, 0, 0, 1])).tolist() == [1, -1, -1, 1]
+    assert rl.group_advantages(torch.tensor([True, True])).tolist() == [0, 0]
+    assert rl.group_advantages(torch.tensor([1.0, 0.0]).double()).dtype == torch.float64
+
+
 def test_advantages() -> None:
     rewards = torch.tensor([[0.0, 3.0, 3.0], [0.1, 0.1, 0.1]])
     found = rl.group_advantages(rewards)
