@@ -162,7 +162,11 @@ def pace(scheduler: Any, clock: Progress, total: Any) -> PacedLR:
         )
     name = type(scheduler).__name__
     declared = getattr(scheduler, "total_steps", None)
-    if not clock.full_steps:
+    if clock.full_steps == 0:
+        raise ValueError(
+            "run.pace: the loader has no batches. With drop_last=True, the dataset must have enough samples for one."
+        )
+    if clock.full_steps is None:
         raise ValueError(
             "run.pace: the dataset is an IterableDataset without a length, so progress is unknown. Give the IterableDataset a "
             "__len__, or call the scheduler once per epoch without run.pace."

@@ -138,9 +138,10 @@ class Progress:
     # What the run reports
 
     @property
-    def full_steps(self) -> int:
-        """Number of batches of full training in all epochs; 0 if unknown."""
-        return self._epochs * self._loader.order.full_batches
+    def full_steps(self) -> int | None:
+        """Number of batches of full training in all epochs; None if unknown."""
+        order = self._loader.order
+        return self._epochs * order.full_batches if order.candidates else None
 
     def steps(self, total: int) -> int:
         """Returns the number of steps that full training would have made by now.

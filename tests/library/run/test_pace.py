@@ -300,6 +300,20 @@ def test_refuses_a_stream_without_a_length():
         run.pace(cosine(optimizer, 8), 8)
 
 
+def test_refuses_a_loader_without_batches():
+    loader, model, optimizer = setting(n=BATCH - 1, drop_last=True)
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=2,
+    )
+    with pytest.raises(ValueError, match="the loader has no batches"):
+        run.pace(cosine(optimizer, 8))
+
+
 def test_a_paced_schedule_needs_no_warning_of_steps():
     loop = Loop(lambda_lr, thresher.UniformSubset(keep=0.5))
     loop.train()  # warnings are errors
