@@ -3,6 +3,7 @@
 import enum
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
 from thresher.cost import UNSEEN
@@ -16,6 +17,43 @@ def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
     """Returns whether a method chooses by losses that the loop computed."""
     recorded = any(column.merge != "plan" for column in method.columns().values())
     return recorded and requirements_of(method).records and not defines(method, "full_pass")
+
+
+class Counts(NamedTuple):
+    """What the loop has done since it was attached; see `Counts.of` and `Counts.since`.
+
+    Attributes:
+        batches: Batches that were yielded.
+        credited: Batches with a loss.
+        passed: Samples in forward passes.
+        steps: Steps of the optimizer.
+        evaluated: Forward passes without gradients.
+    """
+
+    batches: int
+    credited: int
+    passed: int
+    steps: int
+    evaluated: int
+
+    @classmethod
+    def of(cls, attributor: Attributor) -> "Counts":
+        """Returns the counts so far."""
+        meter = attributor.meter
+        steps = meter.cost.steps
+        return cls(attributor.batches, meter.credited, meter.of_loop(), steps, meter.evaluated)
+
+    def since(self, then: "Counts") -> "Counts":
+        """Returns the differences to earlier counts."""
+        return Counts(*(new - old for new, old in zip(self, then, strict=True)))
+
+    @property
+    def trains(self) -> bool:
+        """Whether there was a loss, a forward pass or a step.
+
+        One of the three is enough: a loop may compute its losses itself, have no optimizer, or call another model.
+        """
+        return self.credited > 0 or self.passed > 0 or self.steps > 0
 
 
 SILENT_STEPS = 10
@@ -38,7 +76,7 @@ class SilentEpochs:
         self._meter = attributor.meter
         self._who = who
         self._needed = needed
-        self._since: tuple[int, ...] | None = None
+        self._since: Counts | None = None
         self._silent = 0
         self._warned_in_steps = False
         self._way_out = WAY_OUT
@@ -60,9 +98,10 @@ class SilentEpochs:
     def step_over(self) -> None:
         """Notes a step of the optimizer."""
         steps = self._meter.cost.steps
-        if self._since is None or self._warned_in_steps or steps - self._since[3] != SILENT_STEPS:
+        before = self._since
+        if before is None or self._warned_in_steps or steps - before.steps != SILENT_STEPS:
             return
-        if self._meter.credited == self._since[1] and self._meter.of_loop() > self._since[2]:
+        if self._meter.credited == before.credited and self._meter.of_loop() > before.passed:
             self._warn(f"run.criterion or run.reduce got no loss in {SILENT_STEPS} steps")
             self._warned_in_steps = True
 
@@ -75,10 +114,8 @@ class SilentEpochs:
         """
         if self._since is not None:
             # Looking at the first batch, as for a plot, is no silent epoch.
-            batches, _, passed, steps, _ = (
-                new - old for new, old in zip(self._seen(), self._since, strict=True)
-            )
-            if (batches <= 1 or steps_are_seen) and not (passed or steps):
+            done = self._seen().since(self._since)
+            if (done.batches <= 1 or steps_are_seen) and not (done.passed or done.steps):
                 self._since = None
 
     def end(self, *, complete: bool) -> None:
@@ -87,50 +124,37 @@ class SilentEpochs:
         if not complete:
             self._since = None
         elif self._since is not None:
-            batches, _, passed, steps, evaluated = (
-                new - old for new, old in zip(self._seen(), self._since, strict=True)
-            )
-            if batches > BATCHES_AHEAD and (passed or steps or evaluated):
+            done = self._seen().since(self._since)
+            if done.batches > BATCHES_AHEAD and (done.passed or done.steps or done.evaluated):
                 self._judge()
 
-    def _seen(self) -> tuple[int, ...]:
+    def _seen(self) -> Counts:
         self._attributor.write()
-        meter = self._meter
-        return (
-            self._attributor.batches,
-            meter.credited,
-            meter.of_loop(),
-            meter.cost.steps,
-            meter.evaluated,
-        )
+        return Counts.of(self._attributor)
 
     def _judge(self) -> None:
         if self._since is None:
             return
-        before = self._since
-        now = self._seen()
+        done = self._seen().since(self._since)
         self._since = None
-        batches, credited, passed, steps, evaluated = (
-            new - old for new, old in zip(now, before, strict=True)
-        )
         # A pass without a batch, as over an empty shard, says nothing about losses.
-        if credited or not batches:
+        if done.credited or not done.batches:
             self._silent = 0
             self._warned_in_steps = False
             return
         self._silent += 1
         # Neither losses nor forward passes of the run were seen: what the loop computes is unknown, and so is its cost.
-        if not passed:
-            self._meter.make_unknown(WITHOUT_GRADIENTS if evaluated else UNSEEN)
-        if evaluated and not passed:
+        if not done.passed:
+            self._meter.make_unknown(WITHOUT_GRADIENTS if done.evaluated else UNSEEN)
+        if done.evaluated and not done.passed:
             self._way_out = ENABLE_GRADIENTS
         if (
             self._silent == 1
             and not self._warned_in_steps
-            and (passed or steps or evaluated or self._needed())
+            and (done.passed or done.steps or done.evaluated or self._needed())
         ):
             self._warn(
-                f"run.criterion or run.reduce got no loss in an epoch{'' if passed else ', and run.cost is unknown'}"
+                f"run.criterion or run.reduce got no loss in an epoch{'' if done.passed else ', and run.cost is unknown'}"
             )
 
     def _warn(self, what: str) -> None:
@@ -192,32 +216,25 @@ class EpochEnd:
     ) -> None:
         self._attributor = parts.attributor
         self._accumulator = parts.accumulator
-        self._cost = parts.cost
         self._close_epoch = close
         self._single_process = single_process
         self._steps_are_seen = parts.given.optimizer is not None
         self.state = Pass.NONE
         self._closing = self._ahead = False
-        self._at_begin = self._now()
+        self._at_begin = Counts.of(self._attributor)
         self._thread = threading.get_ident()
 
-    def _now(self) -> tuple[int, int, int, int, int]:
-        """Returns numbers of batches, batches with a loss, steps, samples in forward passes, and calls without gradients."""
-        meter = self._attributor.meter
-        return (
-            self._attributor.batches,
-            meter.credited,
-            self._cost.steps,
-            meter.of_loop(),
-            meter.evaluated,
-        )
+    @property
+    def _done(self) -> Counts:
+        """What the loop has done in this epoch."""
+        return Counts.of(self._attributor).since(self._at_begin)
 
     def begin(self) -> None:
         """Begins an epoch, or the rest of an interrupted epoch."""
         self._note_thread()
         self._accumulator.loop_is_over = False
         self.state = Pass.RUNNING
-        self._at_begin = self._now()
+        self._at_begin = Counts.of(self._attributor)
 
     def forget(self) -> None:
         """Forgets the loop: its epoch was ended, or a saved state was loaded."""
@@ -268,7 +285,7 @@ class EpochEnd:
         done = (
             self._last_step_done
             if self._ahead
-            else self._attributor.last_credited or not self._credited
+            else self._attributor.last_credited or self._done.credited <= 0
         )
         if self._single_process and done and self._thread == threading.get_ident():
             self._end(complete=True)
@@ -302,27 +319,18 @@ class EpochEnd:
     @property
     def due(self) -> bool:
         """Whether the epoch is over but not ended yet, which happens when results are needed; True for one without batches."""
-        return self.state is Pass.OVER and (
-            self._attributor.batches == self._at_begin[0] or self.trained
-        )
+        return self.state is Pass.OVER and (not self._done.batches or self.trained)
 
     @property
     def trained(self) -> bool:
         """Whether the loop trained in the epoch: it had a loss, a step, or a forward pass with gradients."""
         self._accumulator.flush()
-        # One fact of three is enough: a loop may compute its losses itself, have no optimizer, or call another model.
-        return any(
-            now > then for now, then in zip(self._now()[1:4], self._at_begin[1:4], strict=True)
-        )
-
-    @property
-    def _credited(self) -> bool:
-        return self._attributor.meter.credited > self._at_begin[1]
+        return self._done.trains
 
     @property
     def evaluates(self) -> bool:
         """Whether the loop did not train in the epoch, and called the model without gradients."""
-        return self._now()[4] > self._at_begin[4] and not self.trained
+        return self._done.evaluated > 0 and not self.trained
 
     @property
     def _last_step_done(self) -> bool:
@@ -330,12 +338,12 @@ class EpochEnd:
 
         Also True if no loss of this pass was recorded, because then none is expected.
         """
-        batches, credited, steps, *_ = self._at_begin
-        if self._attributor.batches == batches or self._attributor.meter.credited == credited:
+        done = self._done
+        if not done.batches or done.credited <= 0:
             return True
         # Accumulated gradients: the last batch has its loss, and its step is still to come. Without any step in the
         # pass, the loop makes none.
-        waits = self._steps_are_seen and self._cost.steps > steps and self._accumulator.in_step
+        waits = self._steps_are_seen and done.steps > 0 and self._accumulator.in_step
         return self._attributor.last_credited and not waits
 
     def _note_thread(self) -> None:
