@@ -199,10 +199,33 @@ def test_processes_get_the_batches_that_the_sampler_gives_them(name, size):
 
 @pytest.mark.parametrize("name", ["balanced", "mixture"])
 def test_batches_of_one_size_are_not_made_smaller(name):
-    with pytest.raises(ValueError, match="batches of one size.*spend='steps'"):
+    with pytest.raises(thresher.SmallerBatchesError, match="batches of one size.*spend='steps'"):
         train(COMPOSERS[name](), 0.5)
     seen, _, run = train(COMPOSERS[name](), thresher.Kakurenbo())
     assert all(len({*LABELS[one]}) == 5 for one in seen) and not run.loader.yields_once
+
+
+DROPPING = ["by cluster", "stratified", "mixture"]
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_a_dropped_last_batch_leaves_all_samples_to_choose_from(name):
+    make = COMPOSERS[name]
+    seen, _, run = train(make(drop_last=True), thresher.FullData())
+    assert [*map(len, seen)] == [16] * 21 and not run.audit().problems
+    seen, _, _ = train(make(drop_last=True), thresher.UniformSubset(0.5))
+    assert [*map(len, seen)] == [16] * 9
+
+
+def test_half_of_the_rows_that_are_not_dropped():
+    seen, _, run = train(COMPOSERS["by cluster"](drop_last=True), 0.5)
+    assert len(seen) == 21 and 2 * run.cost.backward == run.cost.full_backward
+
+
+@pytest.mark.parametrize("name", ["by cluster", "stratified"])
+def test_an_epoch_of_less_than_a_batch_is_not_dropped(name):
+    seen, _, _ = train(COMPOSERS[name](drop_last=True), thresher.UniformSubset(0.1))
+    assert [*map(len, seen)] == [12] * 3
 
 
 def test_a_class_without_a_kept_sample():

@@ -64,8 +64,8 @@ class ComposedOrder(UserOrder):
 
     @property
     def candidates(self) -> int:
-        """Number of rows of this process in an epoch of full training; the mean of all processes."""
-        return int(self._full[-1]) // self._world.size
+        """Number of rows of this process in an epoch of full training, with those dropped; the mean of all processes."""
+        return max(self.n, int(self._full[-1])) // self._world.size
 
     @property
     def yields_once(self) -> bool:
@@ -89,7 +89,7 @@ class ComposedOrder(UserOrder):
         """Returns where each batch of this process ends in an epoch with this plan, after a leading 0.
 
         Raises:
-            SmallerBatchesError: A batch has fewer rows than the model needs.
+            SmallerBatchesError: A batch has fewer rows than the model needs, or the composer makes no smaller batches.
         """
         assert self._epochs is not None
         # Within the epoch of this plan, and not of the one that the sampler begins next.
@@ -139,16 +139,27 @@ class ComposedOrder(UserOrder):
             # As without a composer: pruning shortens the epochs that smaller batches are compared with.
             if self._samples is not None:
                 batches = -(-batches * self._samples // self.n)
-            if len(ids) < self._least * batches:
+            rows = round(len(ids) * min(1, self._full[-1] / self.n))
+            if rows < self._least * batches:
                 raise SmallerBatchesError(
-                    f"An epoch has {batches} batches, and {len(ids)} samples are chosen, {too_few(self._least)}. Give the "
+                    f"An epoch has {batches} batches, and {rows} samples are chosen, {too_few(self._least)}. Give the "
                     "loader larger batches, raise the share, or leave out whole steps (spend='steps')."
                 )
-            found = self._composer.compose(ids, epoch, batches)
+            try:
+                found = self._composer.compose(ids, epoch, batches)
+            except ValueError as error:
+                raise SmallerBatchesError(str(error)) from error
         else:
             found = self._composer.compose(ids, epoch)
         order, ends = map(np.asarray, found)
         self._check(plan, order, ends)
+        if not plan.everything and not plan.smaller:
+            # As without a composer: BatchNorm cannot train on a single row that is left over.
+            sizes = np.diff(ends)
+            enough = sizes >= self._least
+            if enough.any():
+                order = order[enough.repeat(sizes)]
+                ends = np.append(0, sizes[enough].cumsum())
         self._last = plan, epoch, (order, ends)
         return order, ends
 

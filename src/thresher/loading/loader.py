@@ -172,8 +172,8 @@ class SelectedLoader(OfUser):
         For an IterableDataset of unknown length, 0 until the first epoch is over.
         """
         # Full training does not train on a dropped last batch, either.
-        total = self.order.candidates
-        return total - total % self.order.batch_size if self.order.drop_last else total
+        order = self.order
+        return min(order.candidates, order.full_batches * order.batch_size)
 
     def __len__(self) -> int:
         """Returns the number of batches in the epoch in progress or, between epochs, in the next one.

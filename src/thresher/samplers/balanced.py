@@ -111,7 +111,7 @@ class ClassBatchSampler(BatchComposer):
         """
         if batches is not None:
             raise ValueError(
-                f"{type(self).__name__} has batches of one size, and the method asks for smaller ones. Use spend='steps'."
+                f"{type(self).__name__} has batches of one size, so a method must leave out whole steps (spend='steps')."
             )
         wanted = np.zeros(self.samples, dtype=np.bool_)
         wanted[ids] = True
@@ -120,8 +120,7 @@ class ClassBatchSampler(BatchComposer):
             raise ValueError(
                 f"{type(self).__name__}: every class needs a sample in each epoch, and the method keeps none of one class"
             )
-        whole = len(ids) // self.batch_size
-        total = whole if self.drop_last else -(-len(ids) // self.batch_size)
+        total = len(self._batch_sizes(len(ids)))
         classes = self._classes_of_rows(epoch, total)
         places = np.split(
             np.argsort(classes, axis=None, kind="stable"),

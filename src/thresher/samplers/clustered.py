@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from thresher.samplers.epochs import BatchComposer, even_sizes, permute_batches
+from thresher.samplers.epochs import BatchComposer, permute_batches
 from thresher.samplers.stratified import codes_of
 
 
@@ -77,24 +77,19 @@ class ClusteredBatchSampler(BatchComposer):
         rows = generator.permutation(ids)
         rows = rows[np.argsort(places[self.codes[rows]], kind="stable")]
         if batches is None:
-            rows, sizes = self._cut(rows)
-        else:
-            sizes = even_sizes(len(rows), batches)
+            rows = self._full_batches_first(rows)
+        sizes = self._batch_sizes(len(rows), batches)
         return permute_batches(rows, sizes, generator.permutation(len(sizes)))
 
-    def _cut(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns rows with the full batches of all clusters first, and the numbers of rows of the batches."""
+    def _full_batches_first(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns rows with the full batches of all clusters first."""
         size = self._rows_per_item
         codes = self.codes[rows]
         begins = np.flatnonzero(np.append(True, codes[1:] != codes[:-1]))
         counts = np.diff(np.append(begins, len(rows)))
         place = np.arange(len(rows)) - np.repeat(begins, counts)
         whole = place < np.repeat(counts // size * size, counts)
-        rows = np.concatenate([rows[whole], rows[~whole]])
-        full, rest = divmod(len(rows), size)
-        if self.drop_last or not rest:
-            return rows[: full * size], np.full(full, size)
-        return rows, np.append(np.full(full, size), rest)
+        return np.concatenate([rows[whole], rows[~whole]])
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the clusters a checksum."""

@@ -423,8 +423,28 @@ class BatchComposer(EpochSampler):
         Returns:
             The ids of all rows in the order of training, shape (rows,), int64, and the number of rows up to the end of each
             batch, after a leading 0, shape (batches + 1,).
+
+        Raises:
+            ValueError: `batches` was given, and the batches cannot have fewer rows.
         """
         raise NotImplementedError
+
+    def _batch_sizes(self, rows: int, batches: int | None = None) -> NDArray[np.int64]:
+        """Returns the numbers of rows of the batches of an epoch; with `drop_last`, some rows are in none.
+
+        Args:
+            rows: Number of samples to train on.
+            batches: Number of batches, as for `compose`.
+        """
+        size = self._rows_per_item
+        if batches is not None:
+            # With drop_last, the same share of the rows that full training does not drop.
+            whole = min(self.samples, self.total * size)
+            return even_sizes(round(rows * whole / self.samples), batches)
+        # An epoch of less than one batch keeps it: with drop_last it would have no step.
+        if self.drop_last and not rows < size <= self.samples:
+            rows -= rows % size
+        return np.diff(np.append(np.arange(0, rows, size), rows))
 
     def order(self, epoch: int) -> BatchOrder:
         """Returns the batches of an epoch of all samples, as `BatchOrder`.

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
 
-from thresher.samplers.epochs import BatchComposer, even_sizes
+from thresher.samplers.epochs import BatchComposer
 from thresher.samplers.shuffle import Shuffle
 from thresher.selection import chunks
 
@@ -257,15 +257,9 @@ class StratifiedBatchSampler(BatchComposer):
         keys = self._keys[rows]  # pyright: ignore[reportOptionalSubscript]
         ends = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1, [len(rows)]])
         rows = shuffled_within(rows, ends, generator)
-        size = self.batch_size
-        if batches is None:
-            total = len(rows) // size if self.drop_last else -(-len(rows) // size)
-            sizes = np.full(total, size)
-        else:
-            sizes = even_sizes(len(rows), batches)
-        rows, _ = _systematic(rows, min(len(rows), int(sizes.sum())), generator)
+        sizes = self._batch_sizes(len(rows), batches)
+        rows, _ = _systematic(rows, int(sizes.sum()), generator)
         if len(rows):
-            sizes[-1] -= sizes.sum() - len(rows)
             rows = arranged(rows, sizes, generator)
         return rows.astype(np.int64), np.append(0, sizes.cumsum())
 

@@ -7,11 +7,18 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from thresher_lab.advise.measurement import SLOW_STEP, Announce, Measured, TimedTraining, ignore
+from thresher_lab.advise.measurement import (
+    SLOW_STEP,
+    Announce,
+    Measured,
+    TimedTraining,
+    accepted_settings,
+    ignore,
+)
 from thresher_lab.advise.pace import Pace, torch_threads
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks.script import errors_placed
@@ -77,6 +84,7 @@ def advise(
         announce("reading the data, and preparing the training")
         training = trainable.training(trainable.load(trainable.find(data)), seed)
         measured = TimedTraining(training, seed=seed, seconds=seconds, announce=announce).measure()
+        measured = replace(measured, settings=accepted_settings(training, min(budget)))
     given = {
         "task": task,
         "epochs": epochs,
@@ -138,7 +146,8 @@ def comparison(
 ) -> dict[str, Any]:
     """Returns the comparison to run: its command, its number of trainings, and the seconds that it takes.
 
-    Winnow is compared at each budget. If smaller batches save little, it trains on full-size batches in fewer steps.
+    Winnow is compared at each budget, with settings that the training accepts. If smaller batches save little, it trains on
+    full-size batches in fewer steps.
 
     Args:
         measured: The times; without those of the parts of a step, `seconds` is None.
@@ -147,10 +156,14 @@ def comparison(
     """
     pace = measured.pace
     budget = given["budget"]
-    in_steps = pace is not None and _smaller_saves_little(pace)
+    accepted = [*measured.settings]
+    if pace is not None and _smaller_saves_little(pace):
+        accepted.sort(key=lambda settings: "spend" not in settings)
+    settings = accepted[0] if accepted else ""
+    in_steps = "spend" in settings
     arms = ["--budget", ",".join(f"{share:.12g}" for share in budget)]
-    if in_steps:
-        arms = ["--methods", ",".join(f"winnow:share={share:.12g}:spend=steps" for share in budget)]
+    if settings:
+        arms = ["--methods", ",".join(f"winnow:share={share:.12g}{settings}" for share in budget)]
     folder = re.split(r"[\\/]", given["task"])[-1].partition(".py:")[0]
     folder = re.sub(r"[^A-Za-z0-9_]+", "-", folder).strip("-") or "training"
     options = ["--epochs", str(given["epochs"])]

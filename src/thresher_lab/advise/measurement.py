@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,6 +17,7 @@ from thresher import to_device
 from thresher_lab.advise.pace import Pace, Spent, pace_of_rounds
 from thresher_lab.training.loop import as_number, is_busy, sizes_of
 from thresher_lab.training.processes import fresh_accelerator
+from thresher_lab.training.specs import parse_methods
 from thresher_lab.training.trainable import Training
 
 SLOW_STEP = 10.0
@@ -33,6 +34,9 @@ LOADING_SECONDS = 3.0
 """Seconds after which no further batch is loaded, when batches are prepared and when the loader is timed."""
 SMALLEST_HALVED = 4
 """Smallest batch of which half is timed: BatchNorm needs two samples."""
+
+SETTINGS = ("", ":stratify=none", ":spend=steps", ":spend=steps:stratify=none")
+"""Settings of Winnow on the command line, the preferred ones first."""
 
 Now = Callable[[], Spent]
 """Function that returns the wall and CPU seconds so far."""
@@ -82,6 +86,7 @@ class Measured:
         sizes: Sizes of the samples; None if unknown.
         fallback: Reason why the model cannot be traced; None if it can.
         busy: Whether the machine had more work than cores.
+        settings: Those of `SETTINGS` that the training accepts. Default: all.
     """
 
     device: str
@@ -93,6 +98,32 @@ class Measured:
     sizes: Sizes | None = None
     fallback: str | None = None
     busy: bool = False
+    settings: Sequence[str] = SETTINGS
+
+
+def accepted_settings(training: Training, share: float) -> list[str]:
+    """Returns those of `SETTINGS` with which a training accepts Winnow.
+
+    Args:
+        training: The training.
+        share: Share of the cost of full training, (0, 1).
+    """
+    accepted: list[str] = []
+    for settings in SETTINGS:
+        (spec,) = parse_methods(f"winnow:share={share:.12g}{settings}")
+        with suppress(TypeError, ValueError), warnings.catch_warnings(action="ignore"):
+            thresher.attach(
+                spec.create(),
+                loader=training.loader,
+                criterion=training.criterion,
+                model=training.model,
+                optimizer=training.optimizer,
+                epochs=1,
+                forward=training.forward,
+                **spec.attachment(),
+            ).detach()
+            accepted.append(settings)
+    return accepted
 
 
 class _TooSlowError(Exception):

@@ -90,6 +90,13 @@ def test_if_half_a_batch_takes_as_long_the_comparison_leaves_out_steps():
     )  # half of the samples are loaded
 
 
+@pytest.mark.parametrize("settings", [":stratify=none", ":spend=steps:stratify=none"])
+def test_the_command_has_settings_that_the_training_accepts(settings):
+    command = said(replace(MEASURED, settings=[settings])).splitlines()[-1]
+    assert f" --methods winnow:share=0.5{settings} " in command
+    assert said(replace(MEASURED, settings=[])) == ANSWER
+
+
 def test_a_model_that_cannot_be_traced_saves_nothing_in_one_pass():
     text = said(replace(MEASURED, fallback="it has hooks"))
     assert "selection within the batch, in one forward pass               none" in text

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from thresher.samplers import Mixture, WeightedSampler
 from thresher_lab.advise import measurement
 from thresher_lab.advise.advise import answer
-from thresher_lab.advise.measurement import SLOW_STEP, TimedTraining, size_of
+from thresher_lab.advise.measurement import SLOW_STEP, TimedTraining, accepted_settings, size_of
 from thresher_lab.advise.pace import Spent
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.trainable import Training
@@ -204,3 +205,24 @@ def test_mistakes_are_named_before_anything_takes_long():
         match="the loader of 200 samples has no batch; give it more of them, or drop_last=False",
     ):
         TimedTraining(of_digits(loader=loader))
+
+
+@pytest.mark.parametrize(
+    ("order", "settings"),
+    [
+        (lambda n: {"batch_size": 8, "shuffle": True}, measurement.SETTINGS),
+        (
+            lambda n: {"batch_sampler": Mixture([i % 2 for i in range(n)], 8)},
+            measurement.SETTINGS[2:],
+        ),
+        (
+            lambda n: {"batch_size": 8, "sampler": WeightedSampler(torch.arange(1.0, n + 1))},
+            measurement.SETTINGS[3:],
+        ),
+    ],
+)
+def test_settings_that_a_loader_accepts(order, settings):
+    training = Planted().training()
+    dataset = training.loader.dataset
+    loader = DataLoader(dataset, **order(len(dataset)))
+    assert accepted_settings(replace(training, loader=loader), 0.5) == [*settings]

@@ -6,14 +6,17 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from thresher.samplers import ClusteredBatchSampler, Grouped, StratifiedBatchSampler
 
 SIZE = 10
 
 
-def attached(rows, *, norm=True, size=SIZE, method=None, workers=0, drop_last=False):
+def attached(rows, *, norm=True, size=SIZE, method=None, workers=0, drop_last=False, sampler=None):
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(rows, 4), torch.arange(rows) % 2)
     loader = DataLoader(data, size, shuffle=True, num_workers=workers, drop_last=drop_last)
+    if sampler is not None:
+        loader = DataLoader(data, batch_sampler=sampler)
     model = nn.Sequential(
         nn.Linear(4, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.Linear(8, 2)
     )
@@ -47,6 +50,12 @@ def test_one_row_is_left_out_where_the_model_has_batch_norm(workers):
         and run.cost.steps == 10
     )
     assert "no recorded loss" not in run.summary()
+
+
+@pytest.mark.parametrize("kind", [Grouped, ClusteredBatchSampler, StratifiedBatchSampler])
+def test_composed_batches_leave_one_row_out_as_well(kind):
+    run, optimizer = attached(102, sampler=kind(torch.arange(102) % 2 + 1, SIZE))
+    assert sizes_of(run, optimizer) == [10] * 5 == sizes_of(run, optimizer)
 
 
 @pytest.mark.parametrize(
