@@ -42,7 +42,9 @@ def test_a_task_gives_words_and_figures(tmp_path):
         "tracing",
         "timing the parts",
     )
-    for line, stage in zip(done.stderr.splitlines(), stages, strict=True):
+    # On a busy machine, a line of the log says how long the model took to trace.
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("subset_backward:")]
+    for line, stage in zip(lines, stages, strict=True):
         assert line.startswith(f"advise: {stage}")
     found = json.loads(out.read_text())
     assert (
