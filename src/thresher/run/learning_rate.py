@@ -32,13 +32,18 @@ class PacedLR(LRScheduler):
 
     Args:
         scheduler: The user's scheduler, before its first step.
-        clock: Clock of the run.
+        clock: Clock of the run; None if the run trains in full, so that a step is one of the user's scheduler.
         total: Number of steps of the scheduler in full training.
         by_batches: Whether `total` is the default, the number of batches.
     """
 
     def __init__(
-        self, scheduler: LRScheduler, clock: Progress, total: int, *, by_batches: bool = False
+        self,
+        scheduler: LRScheduler,
+        clock: Progress | None,
+        total: int,
+        *,
+        by_batches: bool = False,
     ) -> None:
         # The user's scheduler has set the learning rates already; a second initialization would set them again.
         self.scheduler = scheduler
@@ -67,24 +72,25 @@ class PacedLR(LRScheduler):
             raise TypeError(
                 "run.pace: step(epoch) is not supported. Call step() without arguments."
             )
-        now = self._clock.steps(self.total)
+        # Without a clock: the loop may leave an epoch early, as with `break`, and steps that it did not make do not count.
+        now = self.stepped + 1 if self._clock is None else self._clock.steps(self.total)
         if self._was_loaded and now < self.stepped:
             raise RuntimeError(
                 f"run.pace: the loaded scheduler had made {self.stepped} steps, but the run is only at step {now} of "
                 f"{self.total}. Load the state of the run saved with it: run.load_state_dict(state)."
             )
         self._was_loaded = False
-        if self._first_calls is not None:
-            self._check_calls(self._first_calls)
+        if self._first_calls is not None and self._clock is not None:
+            self._check_calls(self._first_calls, self._clock.batch)
         # One by one, because a scheduler may compute a rate from the one before. No step if the clock went back, as after a
         # loop without training, which does not count as an epoch.
         for _ in range(now - self.stepped):
             self.scheduler.step()
             self.stepped += 1
 
-    def _check_calls(self, batches: list[int]) -> None:
+    def _check_calls(self, batches: list[int], batch: int) -> None:
         """Warns if the loop does not step once per batch; `batches` has the last batch at each earlier call."""
-        batches.append(self._clock.batch)
+        batches.append(batch)
         if len(batches) < FIRST_CALLS:
             return
         self._first_calls = None
@@ -144,8 +150,14 @@ class PacedLR(LRScheduler):
         return getattr(self.scheduler, name)
 
 
-def pace(scheduler: Any, clock: Progress, total: Any) -> PacedLR:
-    """Returns a scheduler that follows the progress of training. See `Run.pace` for the arguments.
+def pace(scheduler: Any, clock: Progress, total: Any, *, exact: bool = False) -> PacedLR:
+    """Returns a scheduler that follows the progress of training. See `Run.pace`.
+
+    Args:
+        scheduler: The user's scheduler.
+        clock: Clock of the run.
+        total: Number of steps in full training; None for the default.
+        exact: Whether the run trains in full, so that the user's scheduler steps whenever the loop steps it. Default: False.
 
     Raises:
         TypeError: `scheduler` is not a scheduler that steps without arguments.
@@ -187,7 +199,7 @@ def pace(scheduler: Any, clock: Progress, total: Any) -> PacedLR:
             f"run.pace: {name} has made {scheduler.last_epoch} steps already. Call run.pace before its first step, and load a "
             "saved state into the scheduler that run.pace returns."
         )
-    return PacedLR(scheduler, clock, total, by_batches=by_batches)
+    return PacedLR(scheduler, None if exact else clock, total, by_batches=by_batches)
 
 
 def _of_accelerate(scheduler: Any, total: Any) -> Any:

@@ -151,6 +151,11 @@ class RunConfig:
             return methods
         return [one for one in methods if not isinstance(one, FullData)]
 
+    @property
+    def trains_in_full(self) -> bool:
+        """Whether no method leaves anything out, so that epochs have the steps of full training."""
+        return all(isinstance(method, FullData) for method in self.methods)
+
 
 # Compared by identity: tensors and loaders have no useful equality.
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -374,7 +374,8 @@ class Run(Uncopied):
             >>> schedule.get_last_lr()
             [0.0]
         """
-        return pace(scheduler, follow_clock(self._timeline), total)
+        exact = self._parts.config.trains_in_full
+        return pace(scheduler, follow_clock(self._timeline), total, exact=exact)
 
     # What it remembers and reports
 

@@ -441,8 +441,7 @@ class Selection(Base):
     def _only_counts(self) -> bool:
         """Whether every sample is trained on and no loss is recorded, so that the loss is the trainer's own."""
         config = self.run._parts.config
-        whole = all(isinstance(method, FullData) for method in config.methods)
-        return whole and not config.given.observe and self._tokens is None
+        return config.trains_in_full and not config.given.observe and self._tokens is None
 
     def _is_compared(self) -> bool:
         """Whether this batch is compared with what the selection assumes of the trainer."""

@@ -76,6 +76,23 @@ def test_full_data_with_a_generator_and_settings_of_the_trainer(settings):
     assert_same(trained(Selection(thresher.FullData())), trained())
 
 
+class LeavesEpoch(Classifier):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if self.trainer.current_epoch == 0 and batch_idx == 2 else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(LeavesEpoch, {}), (Classifier, {"fast_dev_run": 3})]
+)
+def test_full_data_changes_nothing_in_shorter_trainings(kind, settings):
+    plain, selected = (kind("step") for _ in range(2))
+    expected = outcome(plain, fit(plain, **settings))
+    assert_same(
+        outcome(selected, fit(selected, Selection(thresher.FullData()), **settings)), expected
+    )
+    assert selected.batches == plain.batches < EPOCHS * FULL
+
+
 def by_hand(method, epochs=EPOCHS, accumulate=1):
     """The same training as a plain loop."""
     torch.manual_seed(0)

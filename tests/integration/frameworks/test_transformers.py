@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import BatchEncoding, default_data_collator
+from transformers import BatchEncoding, TrainerCallback, default_data_collator
 
 import thresher
 from depth import depth, in_verify
@@ -44,6 +44,22 @@ def test_full_data_changes_nothing(causal, accumulate, tmp_path):
     assert_same(found[1], found[0])
     assert made.lr_scheduler.get_last_lr() == [0, 0]
     assert not list(tmp_path.iterdir())
+
+
+class LeavesEpoch(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        control.should_epoch_stop = state.global_step == 2
+
+
+def test_full_data_changes_nothing_in_an_epoch_that_ends_early(tmp_path):
+    found = []
+    for method in (None, thresher.FullData()):
+        made = trainer(tmp_path, method)
+        made.add_callback(LeavesEpoch())
+        made.train()
+        found.append((outcome(made), made.rates, made.seen))
+    assert_same(found[1], found[0])
+    assert made.state.global_step < EPOCHS * FULL
 
 
 @pytest.mark.parametrize("method", [None, "full_data", "uniform_subset"])

@@ -174,14 +174,26 @@ def test_one_step_an_epoch_is_right_too():
     assert seen == [0.1, 0.05, 0.05, 0.025, 0.025]
 
 
-def test_a_batch_that_is_skipped_counts_as_consumed():
-    loop = Loop(cosine, thresher.FullData())
+@pytest.mark.parametrize(
+    ("method", "steps"),
+    [(thresher.Winnow(share=0.5), (0, 3, 4, 5)), (thresher.FullData(), range(4))],
+)
+def test_a_batch_that_is_skipped_counts_as_consumed_except_in_full_training(method, steps):
+    loop = Loop(cosine, method)
     for number, (x, y) in enumerate(loop.run.loader):
         if number in (1, 2):
             continue
         loop.run.criterion(loop.run.model(x), y).backward()
         loop.step()
-    assert loop.rates == [plain(cosine, 1)[index] for index in (0, 3, 4, 5)]
+    assert loop.rates == [plain(cosine, 1)[step] for step in steps]
+
+
+def test_an_epoch_that_is_left_early_has_the_rates_of_the_plain_loop():
+    rates = plain(cosine, 1)
+    loop = Loop(cosine, thresher.FullData())
+    for _ in range(2):
+        loop.epoch(stop_after=4)
+    assert loop.rates == rates[:8]
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, None])
@@ -336,7 +348,7 @@ def test_a_pass_without_training_does_not_move_the_schedule():
 
 
 def test_a_schedule_whose_run_was_not_resumed_is_refused():
-    first, second = Loop(cosine, thresher.FullData()), Loop(cosine, thresher.FullData())
+    first, second = (Loop(cosine, thresher.Winnow(share=0.5)) for _ in range(2))
     first.epoch()
     second.schedule.load_state_dict(first.schedule.state_dict())
     with pytest.raises(RuntimeError, match="made 6 steps, but the run is only at step 1 of 30"):
@@ -349,7 +361,7 @@ def test_a_schedule_whose_run_was_not_resumed_is_refused():
 def test_a_schedule_that_steps_once_for_several_batches_needs_total(every, total, warns):
     loader, model, optimizer = setting()
     run = thresher.attach(
-        thresher.FullData(),
+        thresher.Winnow(share=0.5),
         loader=loader,
         criterion=nn.CrossEntropyLoss(),
         model=model,
