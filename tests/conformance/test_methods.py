@@ -16,24 +16,24 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         for value in (0, -0.1, 1.01, math.nan)
     ],
     "kakurenbo": [
-        ({"max_fraction": 1.0}, r"`max_fraction` is the share to remove, within \[0, 1\), got 1.0"),
+        ({"max_fraction": 1.0}, r"`max_fraction` must be a number within \[0, 1\), got 1.0"),
         (
             {"max_fraction": -0.1},
-            r"`max_fraction` is the share to remove, within \[0, 1\), got -0.1",
+            r"`max_fraction` must be a number within \[0, 1\), got -0.1",
         ),
         (
             {"max_fraction": math.nan},
-            r"`max_fraction` is the share to remove, within \[0, 1\), got nan",
+            r"`max_fraction` must be a number within \[0, 1\), got nan",
         ),
-        ({"drop_top": 1.0}, r"`drop_top` is the share to remove, within \[0, 1\), got 1.0"),
-        ({"drop_top": -0.5}, r"`drop_top` is the share to remove, within \[0, 1\), got -0.5"),
+        ({"drop_top": 1.0}, r"`drop_top` must be a number within \[0, 1\), got 1.0"),
+        ({"drop_top": -0.5}, r"`drop_top` must be a number within \[0, 1\), got -0.5"),
         (
             {"max_fraction": 0.5, "drop_top": 0.5},
             r"`max_fraction` \+ `drop_top` must stay below 1, got 0.5 \+ 0.5",
         ),
-        ({"tau": 1.1}, r"`tau` is a probability, within \[0, 1\], got 1.1"),
-        ({"tau": math.nan}, r"`tau` is a probability, within \[0, 1\], got nan"),
-        ({"warmup_epochs": -1}, r"`warmup_epochs` must be 0 or more, got -1"),
+        ({"tau": 1.1}, r"`tau` must be a number within \[0, 1\], got 1.1"),
+        ({"tau": math.nan}, r"`tau` must be a number within \[0, 1\], got nan"),
+        ({"warmup_epochs": -1}, r"`warmup_epochs` must be a whole number of 0 or more, got -1"),
         ({"schedule": [(0.1, 1)]}, r"`schedule`: milestones must start at 0, got \[\(0.1, 1.0\)\]"),
         ({"schedule": [(0, 1), (30, 2)]}, r"`schedule`: values must be within \[0, 1\]"),
         ({"confidence": "rows"}, r"`confidence` must be one of \('class', 'batch'\), got 'rows'"),
@@ -48,18 +48,19 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "infobatch": [
         (
             {"prune_fraction": 1.0},
-            r"`prune_fraction` is the share to remove, within \[0, 1\), got 1.0",
+            r"`prune_fraction` must be a number within \[0, 1\), got 1.0",
         ),
         (
             {"prune_fraction": -0.1},
-            r"`prune_fraction` is the share to remove, within \[0, 1\), got -0.1",
+            r"`prune_fraction` must be a number within \[0, 1\), got -0.1",
         ),
         (
             {"prune_fraction": math.nan},
-            r"`prune_fraction` is the share to remove, within \[0, 1\), got nan",
+            r"`prune_fraction` must be a number within \[0, 1\), got nan",
         ),
-        ({"delta": 1.1}, r"`delta` is a share of the epochs, within \[0, 1\], got 1.1"),
-        ({"delta": -0.1}, r"`delta` is a share of the epochs, within \[0, 1\], got -0.1"),
+        ({"delta": 1.1}, r"`delta` must be a number within \[0, 1\], got 1.1"),
+        ({"delta": "1"}, r"`delta` must be a number within \[0, 1\], got '1'"),
+        ({"delta": -0.1}, r"`delta` must be a number within \[0, 1\], got -0.1"),
         (
             {"threshold": "median"},
             r"`threshold` must be 'mean' or a quantile within \(0, 1\), got 'median'",
@@ -74,7 +75,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             for value in (0, -0.1, 1.01, math.nan, "half")
         ),
         *(
-            ({"beta": value}, rf"`beta` must be a finite number >= 0, got {value!r}")
+            ({"beta": value}, rf"`beta` must be a number within \[0, inf\), got {value!r}")
             for value in (-0.1, math.nan, math.inf, "one")
         ),
         (
@@ -86,11 +87,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         *(
             (
                 {"min_probability": value},
-                rf"`min_probability` is a probability, within \[0, 1\], got {value}",
+                rf"`min_probability` must be a number within \[0, 1\], got {value}",
             )
             for value in (-0.1, 1.1, math.nan)
         ),
-        ({"warmup_steps": -1}, "`warmup_steps` must be 0 or more, got -1"),
+        ({"warmup_steps": -1}, "`warmup_steps` must be a whole number of 0 or more, got -1"),
     ],
     "random_backprop": [
         ({"keep": value}, rf"`keep` is the share kept, within \(0, 1\], got {value}")

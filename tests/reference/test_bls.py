@@ -100,7 +100,7 @@ def test_the_plan_is_that_of_infobatch_by_the_scores(kind: str) -> None:
 
 @pytest.mark.parametrize("alpha", [1, -0.1, math.nan])
 def test_alpha_out_of_range_is_refused(alpha: float) -> None:
-    with pytest.raises(ValueError, match="^Bls: `alpha` is the weight of the old score"):
+    with pytest.raises(ValueError, match="^Bls: `alpha` must be a number within"):
         Bls(alpha=alpha)
 
 

@@ -125,9 +125,9 @@ def test_the_realized_share(keep: float) -> None:
     ("settings", "message"),
     [
         ({"keep": 0}, r"`keep` is the share kept, within \(0, 1\], got 0"),
-        ({"lr": -1.0}, "`lr` must be a finite number >= 0, got -1.0"),
-        ({"lr": math.inf}, "`lr` must be a finite number >= 0, got inf"),
-        ({"lr": True}, "`lr` must be a finite number >= 0, got True"),
+        ({"lr": -1.0}, r"`lr` must be a number within \[0, inf\), got -1.0"),
+        ({"lr": math.inf}, r"`lr` must be a number within \[0, inf\), got inf"),
+        ({"lr": True}, r"`lr` must be a number within \[0, inf\), got True"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -228,13 +228,13 @@ def test_drawing_by_the_loss_where_labels_may_be_wrong_is_told():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"share": 0}, r"`share` is a share of the cost, within \(0, 1\], got 0"),
+        ({"share": 0}, r"`share` must be a number within \(0, 1\], got 0"),
         ({"share": 1.5}, "`share`"),
         ({"score": "entropy"}, "`score` must be 'uncertainty' or 'loss', got 'entropy'"),
-        ({"lr_scale": 0}, "`lr_scale` must be a positive number, got 0"),
+        ({"lr_scale": 0}, r"`lr_scale` must be a number within \(0, inf\), got 0"),
         ({"lr_scale": "auto"}, "`lr_scale`"),
         ({"lr_scale": True}, "`lr_scale`"),
-        ({"least_agreement": 2}, r"`least_agreement` is a correlation, within \[-1, 1\], got 2"),
+        ({"least_agreement": 2}, r"`least_agreement` must be a number within \[-1, 1\], got 2"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

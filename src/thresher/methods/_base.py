@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
+from numbers import Real
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import numpy as np
@@ -253,7 +254,7 @@ def running_sum(values: Tensor) -> Tensor:
 
 def is_number(value: Any) -> bool:
     """Returns whether a setting is a number; True and False do not count as numbers."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_keep(method: object, keep: Any) -> None:
@@ -289,6 +290,30 @@ def check_choices(method: Any, *switches: str) -> None:
         if allowed is not None and (value := getattr(method, one.name)) not in allowed:
             raise ValueError(
                 f"{type(method).__name__}: `{one.name}` must be one of {allowed}, got {value!r}"
+            )
+
+
+def check_within(method: object, interval: str, *names: str) -> None:
+    """Checks that settings are numbers of an interval.
+
+    Args:
+        method: Method with the settings.
+        interval: Interval as it is written, such as "(0, 1]" for numbers above 0, up to 1; "inf" is a bound that is never reached.
+        *names: Names of the settings.
+
+    Raises:
+        ValueError: A setting is not a number, or is outside the interval.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    for name in names:
+        value = getattr(method, name)
+        inside = is_number(value) and low <= value <= high
+        at_open_end = (value == low and interval[0] == "(") or (
+            value == high and interval[-1] == ")"
+        )
+        if not inside or at_open_end:
+            raise ValueError(
+                f"{type(method).__name__}: `{name}` must be a number within {interval}, got {value!r}"
             )
 
 

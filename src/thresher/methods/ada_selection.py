@@ -49,7 +49,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import KeepLargest, check_choices, in_id_order, plan_of, top_positions
+from thresher.methods._base import (
+    KeepLargest,
+    check_choices,
+    check_within,
+    in_id_order,
+    plan_of,
+    top_positions,
+)
 from thresher.methods.ada_boost import AdaBoost, BoostFormula
 from thresher.methods.big_loss import BigLoss
 from thresher.methods.contract import (
@@ -399,8 +406,7 @@ class AdaSelection(KeepLargest):
         self._warn_without_uniform()
 
     def _check_beta(self) -> None:
-        if not -1 <= self.beta <= 1:
-            raise ValueError(f"AdaSelection: `beta` must be within [0, 1], got {self.beta}")
+        check_within(self, "[-1, 1]", "beta")
         if self.beta < 0 and self.normalise:
             raise ValueError(
                 f"AdaSelection: `beta` must be within [0, 1], got {self.beta}: below 0 all weight goes to the selector whose "

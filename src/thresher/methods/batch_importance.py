@@ -19,7 +19,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, in_id_order, plan_of, running_sum, top_positions
+from thresher.methods._base import (
+    check_keep,
+    check_within,
+    in_id_order,
+    plan_of,
+    running_sum,
+    top_positions,
+)
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
@@ -154,18 +161,12 @@ class BatchImportance:
 
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(
-                f"BatchImportance: `smoothing` is the weight of the old mean, within [0, 1), got {self.smoothing}"
-            )
+        check_within(self, "[0, 1)", "smoothing")
         if self.threshold is not None and not 0 <= self.threshold < math.inf:
             raise ValueError(
                 f"BatchImportance: `threshold` must be a finite number >= 0, or None, got {self.threshold}"
             )
-        if not -math.inf < self.exponent <= 1:
-            raise ValueError(
-                f"BatchImportance: `exponent` must be a finite number of 1 or less, got {self.exponent}"
-            )
+        check_within(self, "(-inf, 1]", "exponent")
 
     def init_state(self) -> State:
         """Returns the first state: the moving average of the gain, 0."""

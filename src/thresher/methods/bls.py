@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thresher.methods._base import check_within
 from thresher.methods.contract import Card
 from thresher.methods.infobatch import InfoBatch
 from thresher.records import NEVER_SEEN, Column
@@ -86,10 +87,7 @@ class Bls(InfoBatch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.alpha < 1:
-            raise ValueError(
-                f"Bls: `alpha` is the weight of the old score, within [0, 1), got {self.alpha}"
-            )
+        check_within(self, "[0, 1)", "alpha")
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the score, 4 bytes; with `target` also how often it was left out, 2."""

@@ -14,7 +14,6 @@ Where the code differs:
 - A loss that is not finite breaks its histogram; here such samples are kept and not counted.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods._base import check_whole, full_plan
+from thresher.methods._base import check_whole, check_within, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -142,15 +141,9 @@ class EpochSelectiveBackprop:
     percentile: Literal["histogram", "rank"] = "histogram"
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.beta, int | float) and 0 <= self.beta < math.inf):
-            raise ValueError(
-                f"EpochSelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}"
-            )
+        check_within(self, "[0, inf)", "beta")
         check_whole(self, "bins")
-        if not 0 <= self.min_probability <= 1:
-            raise ValueError(
-                f"EpochSelectiveBackprop: `min_probability` is a probability, within [0, 1], got {self.min_probability}"
-            )
+        check_within(self, "[0, 1]", "min_probability")
         if self.percentile not in ("histogram", "rank"):
             raise ValueError(
                 f"EpochSelectiveBackprop: `percentile` must be 'histogram' or 'rank', got {self.percentile!r}"

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_choices, full_plan
+from thresher.methods._base import check_choices, check_within, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
@@ -132,10 +132,7 @@ class Forgetting:
     never_learned: Literal["keep", "cut"] = "keep"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 1:
-            raise ValueError(
-                f"Forgetting: `fraction` is the share to remove, within [0, 1), got {self.fraction}"
-            )
+        check_within(self, "[0, 1)", "fraction")
         if not (0 <= self.start < 1 or (self.start >= 1 and self.start % 1 == 0)):
             raise ValueError(
                 "Forgetting: `start` must be the number of an epoch (0, 1, ...) or a share of all epochs (below 1), "

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_choices, check_keep, check_whole
+from thresher.methods._base import check_choices, check_keep, check_whole, check_within
 from thresher.methods._matching_pursuit import match_classes, match_runs
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
@@ -156,20 +156,10 @@ class GradMatch:
             raise ValueError(
                 "GradMatch: `per`='class_gradient' needs `gradient`='full', got 'bias'"
             )
-        if not 0 <= self.penalty < math.inf:
-            raise ValueError(
-                f"GradMatch: `penalty` must be a finite number >= 0, got {self.penalty}"
-            )
-        if not 0 <= self.tolerance < 1:
-            raise ValueError(
-                f"GradMatch: `tolerance` is a relative distance, within [0, 1), got {self.tolerance}"
-            )
-        if not 0 < self.memory < math.inf:
-            raise ValueError(f"GradMatch: `memory` is a number of GiB, above 0, got {self.memory}")
-        if not 0 <= self.warm_start <= 1:
-            raise ValueError(
-                f"GradMatch: `warm_start` is a share of the epochs, within [0, 1], got {self.warm_start}"
-            )
+        check_within(self, "[0, inf)", "penalty")
+        check_within(self, "[0, 1)", "tolerance")
+        check_within(self, "(0, inf)", "memory")
+        check_within(self, "[0, 1]", "warm_start")
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample, 4 bytes: its weight in the last selection, 0 for samples left out."""

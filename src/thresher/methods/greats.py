@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._base import KeepShare, is_number
+from thresher.methods._base import KeepShare, check_within
 from thresher.methods.contract import Card, Requirements
 
 
@@ -106,8 +106,7 @@ class Greats(KeepShare):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (is_number(self.lr) and 0 <= self.lr < float("inf")):
-            raise ValueError(f"Greats: `lr` must be a finite number >= 0, got {self.lr!r}")
+        check_within(self, "[0, inf)", "lr")
 
     def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the rows chosen one after another; nothing waits for the device."""

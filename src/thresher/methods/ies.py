@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import full_plan, is_number
+from thresher.methods._base import check_within, full_plan, is_number
 from thresher.methods._target import LEFT_OUT, Target, check_target
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
@@ -131,8 +131,7 @@ class Ies:
             raise ValueError(
                 f"Ies: `threshold` must be 'noise' or a number above 0, got {self.threshold!r}"
             )
-        if not 0 < self.noise < math.inf:
-            raise ValueError(f"Ies: `noise` is a multiple of the median, above 0, got {self.noise}")
+        check_within(self, "(0, inf)", "noise")
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import full_plan
+from thresher.methods._base import check_within, full_plan
 from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_target
 from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
@@ -120,14 +120,8 @@ class InfoBatch:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if not 0 <= self.prune_fraction < 1:
-            raise ValueError(
-                f"{name}: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}"
-            )
-        if not 0 <= self.delta <= 1:
-            raise ValueError(
-                f"{name}: `delta` is a share of the epochs, within [0, 1], got {self.delta}"
-            )
+        check_within(self, "[0, 1)", "prune_fraction")
+        check_within(self, "[0, 1]", "delta")
         if self.threshold != "mean" and not (
             isinstance(self.threshold, float) and 0 < self.threshold < 1
         ):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_choices
+from thresher.methods._base import check_choices, check_whole, check_within
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -167,21 +167,13 @@ class Kakurenbo:
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", tuple((float(b), float(v)) for b, v in self.schedule))
         check_milestones("Kakurenbo: `schedule`", self.schedule)
-        for name in ("max_fraction", "drop_top"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"Kakurenbo: `{name}` is the share to remove, within [0, 1), got {getattr(self, name)}"
-                )
+        check_within(self, "[0, 1)", "max_fraction", "drop_top")
         if self.max_fraction + self.drop_top >= 1:
             raise ValueError(
                 f"Kakurenbo: `max_fraction` + `drop_top` must stay below 1, got {self.max_fraction} + {self.drop_top}"
             )
-        if not 0 <= self.tau <= 1:
-            raise ValueError(f"Kakurenbo: `tau` is a probability, within [0, 1], got {self.tau}")
-        if self.warmup_epochs < 0:
-            raise ValueError(
-                f"Kakurenbo: `warmup_epochs` must be 0 or more, got {self.warmup_epochs}"
-            )
+        check_within(self, "[0, 1]", "tau")
+        check_whole(self, "warmup_epochs", least=0)
         check_choices(self)
 
     @classmethod

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_whole
+from thresher.methods._base import check_whole, check_within
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -83,10 +83,7 @@ class MinibatchDropping:
     batch_size: int = 128
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drop_fraction < 1:
-            raise ValueError(
-                f"MinibatchDropping: `drop_fraction` must be a probability, within [0, 1), got {self.drop_fraction}"
-            )
+        check_within(self, "[0, 1)", "drop_fraction")
         check_whole(self, "batch_size")
 
     def columns(self) -> dict[str, Column]:

@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.methods._base import check_choices, check_keep, checked_scores, is_number, loaded
+from thresher.methods._base import (
+    check_choices,
+    check_keep,
+    check_within,
+    checked_scores,
+    is_number,
+    loaded,
+)
 from thresher.methods.contract import Card, Requirements
 from thresher.score_table import Scores
 from thresher.selection import Values, ids_of, on_host, share
@@ -169,10 +176,7 @@ class Prune:
             raise ValueError(
                 f"Prune: `offset` is for which='window' only, got {self.offset} with which={self.which!r}"
             )
-        if not (is_number(self.per_class_floor) and 0 <= self.per_class_floor <= 1):
-            raise ValueError(
-                f"Prune: `per_class_floor` is a share kept, within [0, 1], got {self.per_class_floor!r}"
-            )
+        check_within(self, "[0, 1]", "per_class_floor")
         if isinstance(self.scores, Scores):
             self._check_labels(self.scores)
 

@@ -13,7 +13,6 @@ The norm is that of the gradient with respect to the model's outputs. A sample w
 draw.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -23,7 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import Chances, check_keep, drawn_plan, full_plan
+from thresher.methods._base import (
+    Chances,
+    check_keep,
+    check_within,
+    drawn_plan,
+    full_plan,
+)
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import EPOCH, NEVER_SEEN, Column
@@ -205,14 +210,8 @@ class Rais:
     keep: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.robustness < math.inf:
-            raise ValueError(
-                f"Rais: `robustness` must be a finite number >= 0, got {self.robustness}"
-            )
-        if not 0 <= self.uniform <= 1:
-            raise ValueError(
-                f"Rais: `uniform` is a share of the draws, within [0, 1], got {self.uniform}"
-            )
+        check_within(self, "[0, inf)", "robustness")
+        check_within(self, "[0, 1]", "uniform")
         check_keep(self, self.keep)
 
     def columns(self) -> dict[str, Column]:

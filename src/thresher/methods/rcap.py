@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods._base import check_keep, full_plan
+from thresher.methods._base import check_keep, check_within, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -228,8 +228,7 @@ class Rcap:
 
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
-        if not (isinstance(self.beta, int | float) and 0 < self.beta < math.inf):
-            raise ValueError(f"Rcap: `beta` is a temperature, above 0, got {self.beta!r}")
+        check_within(self, "(0, inf)", "beta")
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample, 9 bytes: its last loss, its class, and whether the last epoch kept it."""

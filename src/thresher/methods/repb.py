@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import full_plan
+from thresher.methods._base import check_within, full_plan
 from thresher.methods._target import (
     CANDIDATES,
     LEFT_OUT,
@@ -101,10 +101,7 @@ class RePb:
     target: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.prune_fraction < 1:
-            raise ValueError(
-                f"RePb: `prune_fraction` is the share to remove, within (0, 1), got {self.prune_fraction}"
-            )
+        check_within(self, "(0, 1)", "prune_fraction")
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:

@@ -28,7 +28,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import extended_history, plan_of, top_positions
+from thresher.methods._base import (
+    check_keep,
+    check_whole,
+    check_within,
+    extended_history,
+    plan_of,
+    top_positions,
+)
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
@@ -152,43 +159,20 @@ class SelectiveBackprop:
                 "SelectiveBackprop: `keep` (a fixed share) and `beta` (chance by percentile) exclude each other, got "
                 f"keep={self.keep} and beta={self.beta}; give one of them"
             )
-        if self.keep is not None and not (
-            isinstance(self.keep, int | float) and 0 < self.keep <= 1
-        ):
-            raise ValueError(
-                f"SelectiveBackprop: `keep` is the share kept, within (0, 1], got {self.keep!r}"
-            )
-        if self.beta is not None and not (
-            isinstance(self.beta, int | float) and 0 <= self.beta < math.inf
-        ):
-            raise ValueError(
-                f"SelectiveBackprop: `beta` must be a finite number >= 0, got {self.beta!r}"
-            )
-        if not (isinstance(self.history, int) and self.history >= 1):
-            raise ValueError(
-                f"SelectiveBackprop: `history` must be a whole number of 1 or more, got {self.history!r}"
-            )
-        if not 0 <= self.min_probability <= 1:
-            raise ValueError(
-                f"SelectiveBackprop: `min_probability` is a probability, within [0, 1], got {self.min_probability}"
-            )
-        if self.warmup_steps < 0:
-            raise ValueError(
-                f"SelectiveBackprop: `warmup_steps` must be 0 or more, got {self.warmup_steps}"
-            )
-        if not 0 <= self.start < 1:
-            raise ValueError(
-                f"SelectiveBackprop: `start` is a share of training, within [0, 1), got {self.start}"
-            )
+        if self.keep is not None:
+            check_keep(self, self.keep)
+        if self.beta is not None:
+            check_within(self, "[0, inf)", "beta")
+        check_whole(self, "history")
+        check_within(self, "[0, 1]", "min_probability")
+        check_whole(self, "warmup_steps", least=0)
+        check_within(self, "[0, 1)", "start")
         if not self.start < self.end <= 1:
             raise ValueError(
                 f"SelectiveBackprop: `end` is a share of training, above `start` and up to 1, got start={self.start} and "
                 f"end={self.end}"
             )
-        if not (isinstance(self.interrupt, int) and self.interrupt >= 0):
-            raise ValueError(
-                f"SelectiveBackprop: `interrupt` must be a whole number of 0 or more, got {self.interrupt!r}"
-            )
+        check_whole(self, "interrupt", least=0)
         if self.draw and self.keep is None:
             raise ValueError(
                 "SelectiveBackprop: `draw` needs `keep`, the share to draw, got keep=None"

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.methods._base import full_plan
+from thresher.methods._base import check_within, full_plan
 from thresher.methods._target import LEFT_OUT, Target, check_target
 from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
@@ -167,10 +167,7 @@ class SeTa:
     target: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.prune_fraction < 1:
-            raise ValueError(
-                f"SeTa: `prune_fraction` is the share to remove, within [0, 1), got {self.prune_fraction}"
-            )
+        check_within(self, "[0, 1)", "prune_fraction")
         if not (
             isinstance(self.groups, int)
             and not isinstance(self.groups, bool)
@@ -179,14 +176,8 @@ class SeTa:
             raise ValueError(
                 f"SeTa: `groups` must be a whole number of 1 to 1000, got {self.groups!r}"
             )
-        if not 0 < self.window <= 1:
-            raise ValueError(
-                f"SeTa: `window` is a share of the groups, within (0, 1], got {self.window}"
-            )
-        if not 0 <= self.delta <= 1:
-            raise ValueError(
-                f"SeTa: `delta` is a share of the epochs, within [0, 1], got {self.delta}"
-            )
+        check_within(self, "(0, 1]", "window")
+        check_within(self, "[0, 1]", "delta")
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:

@@ -22,9 +22,9 @@ from torch import Tensor
 from thresher.methods._base import (
     check_keep,
     check_whole,
+    check_within,
     extended_history,
     in_id_order,
-    is_number,
     running_sum,
 )
 from thresher.methods.contract import Card, Requirements, State
@@ -151,10 +151,7 @@ class ThresholdKeep:
     def __post_init__(self) -> None:
         if self.keep is not None:
             check_keep(self, self.keep)
-        if not (is_number(self.ratio) and 0 < self.ratio < math.inf):
-            raise ValueError(
-                f"ThresholdKeep: `ratio` must be a finite number above 0, got {self.ratio!r}"
-            )
+        check_within(self, "(0, inf)", "ratio")
         check_whole(self, "history")
 
     def init_state(self) -> State:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, check_whole, full_plan
+from thresher.methods._base import check_keep, check_whole, check_within, full_plan
 from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import EPOCH, NEVER_SEEN, Column
@@ -119,16 +119,9 @@ class Ucb:
         check_keep(self, self.keep)
         if self.explore not in ("ucb", "epsilon"):
             raise ValueError(f"Ucb: `explore` must be 'ucb' or 'epsilon', got {self.explore!r}")
-        if not 0 <= self.c < math.inf:
-            raise ValueError(f"Ucb: `c` is a factor of 0 or more, got {self.c}")
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(
-                f"Ucb: `epsilon` is a share of the kept samples, within [0, 1], got {self.epsilon}"
-            )
-        if not 0 < self.alpha <= 1:
-            raise ValueError(
-                f"Ucb: `alpha` is the weight of a new loss, within (0, 1], got {self.alpha}"
-            )
+        check_within(self, "[0, inf)", "c")
+        check_within(self, "[0, 1]", "epsilon")
+        check_within(self, "(0, 1]", "alpha")
         check_whole(self, "every")
 
     def columns(self) -> dict[str, Column]:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import samples_of
+from thresher.methods._base import check_keep, samples_of
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -50,10 +50,7 @@ class UniformSubset:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise ValueError(
-                f"UniformSubset: `keep` is the share kept, within (0, 1], got {self.keep}"
-            )
+        check_keep(self, self.keep)
         if self.fixed not in (True, False):
             raise ValueError(f"UniformSubset: `fixed` must be True or False, got {self.fixed!r}")
 

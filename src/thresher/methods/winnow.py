@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods._base import full_plan, is_number
+from thresher.methods._base import check_within, full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -211,18 +211,11 @@ class Winnow:
     least_agreement: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(
-                f"Winnow: `share` is a share of the cost, within (0, 1], got {self.share}"
-            )
+        check_within(self, "(0, 1]", "share")
         if self.score not in ("uncertainty", "loss"):
             raise ValueError(f"Winnow: `score` must be 'uncertainty' or 'loss', got {self.score!r}")
-        if not (is_number(self.lr_scale) and 0 < self.lr_scale < float("inf")):
-            raise ValueError(f"Winnow: `lr_scale` must be a positive number, got {self.lr_scale!r}")
-        if not -1 <= self.least_agreement <= 1:
-            raise ValueError(
-                f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}"
-            )
+        check_within(self, "(0, inf)", "lr_scale")
+        check_within(self, "[-1, 1]", "least_agreement")
 
     @property
     def requires(self) -> Requirements:

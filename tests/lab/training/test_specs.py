@@ -47,7 +47,7 @@ def test_values(text, name, value):
         ("full:x=1", "full has no setting 'x'; it has none"),
         ("kakurenbo:tau", "write settings as name:setting=value, got 'tau'"),
         ("kakurenbo:tau=0.1:tau=0.2", "the setting 'tau' is given twice"),
-        ("kakurenbo:tau=2", "`tau` is a probability, within [0, 1], got 2"),
+        ("kakurenbo:tau=2", "`tau` must be a number within [0, 1], got 2"),
         ("kakurenbo:tau=high", "kakurenbo: `tau` is a number, got 'high'"),
         ("kakurenbo:tau=True", "kakurenbo: `tau` is a number, got True"),
         ("kakurenbo:move_back=no", "kakurenbo: `move_back` is True or False, got 'no'"),

@@ -151,7 +151,7 @@ def test_signals_depend_on_the_pool() -> None:
             r"`pool` must have each selector once, got \('uniform', 'uniform'\)",
         ),
         *(
-            ({"beta": value}, rf"`beta` must be within \[0, 1\], got {value}")
+            ({"beta": value}, rf"`beta` must be a number within \[-1, 1\], got {value}")
             for value in (1.1, -2, NAN)
         ),
         (

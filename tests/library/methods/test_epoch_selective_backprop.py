@@ -113,7 +113,7 @@ def test_chances_have_a_floor_and_leave_out_what_is_not_finite() -> None:
     ("settings", "message"),
     [
         *(
-            ({"beta": value}, rf"`beta` must be a finite number >= 0, got {value!r}")
+            ({"beta": value}, rf"`beta` must be a number within \[0, inf\), got {value!r}")
             for value in (-0.1, math.nan, math.inf, "one")
         ),
         *(
@@ -123,7 +123,7 @@ def test_chances_have_a_floor_and_leave_out_what_is_not_finite() -> None:
         *(
             (
                 {"min_probability": value},
-                rf"`min_probability` is a probability, within \[0, 1\], got {value}",
+                rf"`min_probability` must be a number within \[0, 1\], got {value}",
             )
             for value in (-0.1, 1.1, math.nan)
         ),

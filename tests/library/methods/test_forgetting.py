@@ -119,7 +119,7 @@ def test_what_it_remembers() -> None:
         *(
             (
                 {"fraction": value},
-                rf"`fraction` is the share to remove, within \[0, 1\), got {value}",
+                rf"`fraction` must be a number within \[0, 1\), got {value}",
             )
             for value in (-0.1, 1.0, math.nan)
         ),

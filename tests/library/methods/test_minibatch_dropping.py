@@ -21,7 +21,7 @@ def test_published_defaults() -> None:
         *(
             (
                 {"drop_fraction": value},
-                rf"`drop_fraction` must be a probability, within \[0, 1\), got {value}",
+                rf"`drop_fraction` must be a number within \[0, 1\), got {value}",
             )
             for value in (-0.1, 1.0, math.nan)
         ),

@@ -49,7 +49,7 @@ def test_defaults():
         ),
         ({"which": "window", "offset": -0.1}, "`offset` is the share to remove"),
         ({"offset": 0.1}, "`offset` is for which='window' only, got 0.1 with which='hard'"),
-        ({"per_class_floor": 1.5}, r"`per_class_floor` is a share kept, within \[0, 1\], got 1.5"),
+        ({"per_class_floor": 1.5}, r"`per_class_floor` must be a number within \[0, 1\], got 1.5"),
         (
             {"per_class_floor": 0.5},
             "`per_class_floor` needs the classes of the samples, and the scores have no labels",

@@ -105,13 +105,16 @@ def test_gain(squared: list[float], chances: list[float], expected: float) -> No
     ("settings", "message"),
     [
         *(
-            ({"robustness": value}, rf"`robustness` must be a finite number >= 0, got {value}")
+            (
+                {"robustness": value},
+                rf"`robustness` must be a number within \[0, inf\), got {value}",
+            )
             for value in (-0.1, math.nan, math.inf)
         ),
         *(
             (
                 {"uniform": value},
-                rf"`uniform` is a share of the draws, within \[0, 1\], got {value}",
+                rf"`uniform` must be a number within \[0, 1\], got {value}",
             )
             for value in (-0.1, 1.1, math.nan)
         ),

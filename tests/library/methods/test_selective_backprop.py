@@ -298,7 +298,7 @@ def test_a_fixed_share_reads_no_value(draw: bool) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"start": -0.1}, r"`start` is a share of training, within \[0, 1\), got -0.1"),
+        ({"start": -0.1}, r"`start` must be a number within \[0, 1\), got -0.1"),
         ({"start": 1.0}, "`start` .* got 1.0"),
         ({"start": NAN}, "`start` .* got nan"),
         (
