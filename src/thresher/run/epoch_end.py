@@ -20,7 +20,7 @@ def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
 
 
 class Counts(NamedTuple):
-    """What the loop has done since it was attached; see `Counts.of` and `Counts.since`.
+    """What the loop has done since `attach`, or between two moments; see `Counts.of` and `Counts.since`.
 
     Attributes:
         batches: Batches that were yielded.
