@@ -107,7 +107,10 @@ def test_counts_of_epochs_in_the_method_shrink_with_the_training(of):
     ("text", "message"),
     [
         ("kakurembo", "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost"),
-        ("kakurenbo:tau=2", "kakurenbo:tau=2: Kakurenbo: `tau` is a probability"),
+        (
+            "kakurenbo:tau=2",
+            "kakurenbo:tau=2: Kakurenbo: `tau` must be a number within [0, 1], got 2",
+        ),
         (
             "full,uniform",
             "one method is wanted, those of several stages joined by a plus; got 'full,uniform'",
