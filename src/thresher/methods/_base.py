@@ -317,22 +317,25 @@ def check_within(method: object, interval: str, *names: str) -> None:
             )
 
 
-def check_whole(method: object, name: str, *, least: int = 1) -> None:
+def check_whole(method: object, name: str, *, least: int = 1, most: int | None = None) -> None:
     """Checks that a setting is a whole number of `least` or more.
 
     Args:
         method: Method with the setting.
         name: Name of the setting.
         least: Smallest number that is allowed. Default 1.
+        most: Largest number that is allowed. Default: none.
 
     Raises:
-        ValueError: The setting is not an integer, or is below `least`.
+        ValueError: The setting is not an integer, or is outside the range.
     """
     value = getattr(method, name)
     # True is an integer in Python.
-    if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        allowed = "or more" if most is None else f"to {most}"
         raise ValueError(
-            f"{type(method).__name__}: `{name}` must be a whole number of {least} or more, got {value!r}"
+            f"{type(method).__name__}: `{name}` must be a whole number of {least} {allowed}, got {value!r}"
         )
 
 

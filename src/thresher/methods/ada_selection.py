@@ -52,6 +52,7 @@ from torch import Tensor
 from thresher.methods._base import (
     KeepLargest,
     check_choices,
+    check_whole,
     check_within,
     in_id_order,
     plan_of,
@@ -386,33 +387,17 @@ class AdaSelection(KeepLargest):
             raise ValueError(
                 f"AdaSelection: `pool` must have each selector once, got {self.pool!r}"
             )
-        self._check_beta()
-        for name in ("gamma", "stop_below"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"AdaSelection: `{name}` must be a finite number above 0, got {getattr(self, name)}"
-                )
+        # Below 0, all weight would go to the selector whose losses fall fastest, which keeps what is learned already.
+        check_within(self, "[0, 1]" if self.normalise else "[-1, 1]", "beta")
+        check_within(self, "(0, inf)", "gamma", "stop_below")
         if self.uniform != "drawn" and self.importance != "softmax":
             raise ValueError(
                 f"AdaSelection: `uniform` must be one of ('drawn',), got {self.uniform!r}"
             )
         check_choices(self, "normalise")
-        if self.stop_after is not None and not (
-            isinstance(self.stop_after, int) and self.stop_after >= 1
-        ):
-            raise ValueError(
-                f"AdaSelection: `stop_after` must be a whole number of 1 or more, or None, got {self.stop_after!r}"
-            )
+        if self.stop_after is not None:
+            check_whole(self, "stop_after")
         self._warn_without_uniform()
-
-    def _check_beta(self) -> None:
-        check_within(self, "[-1, 1]", "beta")
-        if self.beta < 0 and self.normalise:
-            raise ValueError(
-                f"AdaSelection: `beta` must be within [0, 1], got {self.beta}: below 0 all weight goes to the selector whose "
-                "losses fall fastest, which keeps what is learned already. Use 0 for weights that stay equal, or "
-                'AdaSelection.variant("literal", beta=...) for the reading that allows it'
-            )
 
     def _warn_without_uniform(self) -> None:
         large = [name for name in map(name_in_pool, self.pool) if name in BY_LARGE_LOSSES]

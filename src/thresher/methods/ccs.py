@@ -129,14 +129,7 @@ class Ccs:
                 f"Ccs: `drop_hardest` is the share to remove, within [0, 1 - keep], got {dropped!r} with keep={self.keep}"
             )
         check_whole(self, "strata")
-        if not (
-            isinstance(self.seed, int)
-            and not isinstance(self.seed, bool)
-            and 0 <= self.seed < 2**63
-        ):
-            raise ValueError(
-                f"Ccs: `seed` must be a whole number within [0, 2**63), got {self.seed!r}"
-            )
+        check_whole(self, "seed", least=0, most=2**63 - 1)
 
     @property
     def cost(self) -> tuple[int, int]:

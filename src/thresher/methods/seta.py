@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.methods._base import check_within, full_plan
+from thresher.methods._base import check_whole, check_within, full_plan
 from thresher.methods._target import LEFT_OUT, Target, check_target
 from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
@@ -168,14 +168,7 @@ class SeTa:
 
     def __post_init__(self) -> None:
         check_within(self, "[0, 1)", "prune_fraction")
-        if not (
-            isinstance(self.groups, int)
-            and not isinstance(self.groups, bool)
-            and 1 <= self.groups <= 1000
-        ):
-            raise ValueError(
-                f"SeTa: `groups` must be a whole number of 1 to 1000, got {self.groups!r}"
-            )
+        check_whole(self, "groups", most=1000)
         check_within(self, "(0, 1]", "window")
         check_within(self, "[0, 1]", "delta")
         check_target(self, self.target)

@@ -151,18 +151,18 @@ def test_signals_depend_on_the_pool() -> None:
             r"`pool` must have each selector once, got \('uniform', 'uniform'\)",
         ),
         *(
-            ({"beta": value}, rf"`beta` must be a number within \[-1, 1\], got {value}")
-            for value in (1.1, -2, NAN)
+            ({"beta": value}, rf"`beta` must be a number within \[0, 1\], got {value}")
+            for value in (1.1, -0.5, NAN)
         ),
         (
-            {"beta": -0.5},
-            r"`beta` must be within \[0, 1\], got -0.5: below 0 all weight .* AdaSelection.variant\(.* allows it",
+            {"beta": -2, "normalise": False},
+            r"`beta` must be a number within \[-1, 1\], got -2",
         ),
         *(
-            ({"gamma": value}, f"`gamma` must be a finite number above 0, got {value}")
+            ({"gamma": value}, rf"`gamma` must be a number within \(0, inf\), got {value}")
             for value in (0, -1, INF, NAN)
         ),
-        ({"stop_below": 0}, "`stop_below` must be a finite number above 0, got 0"),
+        ({"stop_below": 0}, r"`stop_below` must be a number within \(0, inf\), got 0"),
         ({"average": "mean"}, r"`average` must be one of \('weighted', 'picked'\), got 'mean'"),
         (
             {"uniform": "even", "importance": "softmax"},
@@ -178,7 +178,7 @@ def test_signals_depend_on_the_pool() -> None:
         *(
             (
                 {"stop_after": value},
-                f"`stop_after` must be a whole number of 1 or more, or None, got {value}",
+                f"`stop_after` must be a whole number of 1 or more, got {value}",
             )
             for value in (0, 2.0)
         ),
