@@ -39,6 +39,7 @@ from benchmarks.winnow.jobs import load
 from thresher import methods
 from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.statistics import Paired, findings
+from thresher_lab.tasks.images import DEBIAN_FOLDER
 
 ROOT = Path(__file__).parents[3]
 
@@ -164,6 +165,9 @@ def test_texts_of_unlike_lengths():
     assert GROUPED not in {arm.name for arm in arms_of("text")}
 
 
+@pytest.mark.skipif(
+    not DEBIAN_FOLDER.is_dir(), reason="Debian's dataset-fashion-mnist is not installed"
+)
 def test_near_duplicates_are_moved_copies():
     images, labels = near_duplicates(20).train.tensors
     pixels = images.flatten(1).sort(1).values
