@@ -318,3 +318,45 @@ def translation(kit: Kit) -> None:
             loss = run.criterion(logits.reshape(-1, logits.shape[-1]), target[:, 1:].reshape(-1))
             loss.backward()
             optimizer.step()
+
+
+PAIRS = whole(WORDS, N, T, seed=7), whole(WORDS, N, T, seed=8)
+
+
+def _log_ratios(model, chosen, rejected):
+    """Log-probability of each chosen text minus that of the rejected one, from one forward pass of all of them."""
+    texts = torch.cat([chosen, rejected])
+    losses = F.cross_entropy(model(texts[:, :-1])[0].mT, texts[:, 1:], reduction="none").sum(1)
+    return losses[len(chosen) :] - losses[: len(chosen)]
+
+
+def _reference():
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return GPT().eval()
+
+
+def _dpo_losses(model):
+    return -F.logsigmoid(0.1 * (_log_ratios(model, *PAIRS) - _log_ratios(_reference(), *PAIRS)))
+
+
+@script(
+    "eric-mitchell/direct-preference-optimization: trainers.py, the loss of DPO",
+    _dpo_losses,
+    note="`run.reduce(losses, ids=run.ids)` instead of `losses.mean()`",
+    refused={"kakurenbo": "criterion"},
+)
+def dpo(kit: Kit) -> None:
+    model, reference = GPT(), _reference()
+    optimizer = torch.optim.RMSprop(model.parameters(), kit.rate)
+    loader = DataLoader(TensorDataset(*PAIRS), B, shuffle=True)
+    run = kit.attach(loader=loader, criterion=None, model=model, optimizer=optimizer)
+    for _ in range(kit.epochs):
+        for chosen, rejected in run.loader:
+            with torch.no_grad():
+                of_reference = _log_ratios(reference, chosen, rejected)
+            ratios = _log_ratios(run.model, chosen, rejected) - of_reference
+            loss = run.reduce(-F.logsigmoid(0.1 * ratios), ids=run.ids)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()

@@ -407,7 +407,8 @@ class Selection(Base):
         except AttributionError as error:
             raise AttributionError(
                 "thresher.transformers.Selection: the rows of the batch are not samples of the dataset. Use a data_collator "
-                "that pads: DataCollatorWithFlattening and SFTConfig(padding_free=True) join samples in one row."
+                "that pads: DataCollatorWithFlattening and SFTConfig(padding_free=True) join samples in one row. DPOTrainer and "
+                "RewardTrainer make two rows of a pair: write your own loop with run.reduce(losses, ids=run.ids)."
             ) from error
         try:
             return super().training_step(self.run.model, inputs, num_items_in_batch)

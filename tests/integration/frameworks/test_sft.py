@@ -220,3 +220,20 @@ def test_a_hook_counts_what_the_cost_says(method, tmp_path):
     )
     made.train()
     assert made.run.cost.forward == sum(rows)
+
+
+def test_rows_of_pairs_are_refused(tmp_path):
+    class DPO(cases.Selection, cases.trl.DPOTrainer):
+        pass
+
+    pairs = {"prompt": cases.lines(0), "chosen": cases.lines(1), "rejected": cases.lines(2)}
+    made = DPO(
+        cases.model(),
+        cases.model(),
+        args=cases.trl.DPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False),
+        train_dataset=cases.datasets.Dataset.from_dict(pairs),
+        processing_class=cases.texts()[1],
+        selection=thresher.FullData(),
+    )
+    with pytest.raises(thresher.AttributionError, match="two rows of a pair: write your own loop"):
+        made.train()
