@@ -157,6 +157,8 @@ def comparison(
     pace = measured.pace
     budget = given["budget"]
     accepted = [*measured.settings]
+    # `compare` leaves out the control with smaller batches where the loader cannot have them.
+    shrinks = not accepted or any("spend" not in settings for settings in accepted)
     if pace is not None and _smaller_saves_little(pace):
         accepted.sort(key=lambda settings: "spend" not in settings)
     settings = accepted[0] if accepted else ""
@@ -172,7 +174,7 @@ def comparison(
     command = shlex.join(
         ["thresher", "compare", given["task"], *arms, *options, "--out", f"runs/{folder}"]
     )
-    trainings = SEEDS * (1 + len(budget) * (1 + CONTROLS_PER_METHOD))
+    trainings = SEEDS * (1 + len(budget) * (CONTROLS_PER_METHOD + shrinks))
     if pace is None:
         return {"command": command, "trainings": trainings, "seconds": None}
     full = 1.0
@@ -180,8 +182,8 @@ def comparison(
         method = share
         if not in_steps:
             method = pace.step(pace.compute * pace.of_smaller(share), share) / pace.full
-        # Winnow, its placebo, smaller batches and fewer epochs in the same time; then random samples and fewer epochs.
-        full += 4 * method + 2 * share
+        # Winnow, its placebo, fewer epochs in the same time and smaller batches; then random samples and fewer epochs.
+        full += (3 + shrinks) * method + 2 * share
     epochs = SEEDS * full * given["epochs"]
     seconds = (
         epochs * measured.steps * pace.full + trainings * given["epochs"] * measured.evaluation_s

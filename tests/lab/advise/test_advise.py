@@ -155,6 +155,15 @@ def test_the_length_is_that_of_all_trainings_two_side_by_side():
     )
 
 
+def test_a_loader_without_smaller_batches_has_a_control_less():
+    only_steps = replace(MEASURED, settings=[":spend=steps", ":spend=steps:stratify=none"])
+    found = answer(only_steps, GIVEN)["comparison"]
+    epochs = 3 * 20 * (1 + 3 * 0.5 + 2 * 0.5)
+    assert found["trainings"] == 18 and found["seconds"] == pytest.approx(
+        (epochs * 100 * 0.8 + 18 * 20 * 2.0) / 2
+    )
+
+
 def test_the_command_runs_as_printed(monkeypatch, tmp_path):
     asked = {}
 
