@@ -364,22 +364,20 @@ class Attributor:
     def _weights_of(self, attribution: Attribution) -> Tensor | None:
         """Returns the weights of some rows; None if all are 1."""
         batch = attribution.batch
-        if batch is not None and batch.weights is not None and attribution.positions is not None:
+        rows = attribution.positions
+        if batch is not None and rows is not None:
             # Known rows slice the weights; ids need a search.
-            rows = attribution.positions
-            return batch.weights[rows.start : rows.stop : rows.step]
-        known = [
-            one
-            for one in (batch, *reversed(self._batches.known))
-            if one is not None and one.weights is not None
-        ]
-        if not known:
+            weights = batch.weights
+            return None if weights is None else weights[rows.start : rows.stop : rows.step]
+        held = [one for one in (batch, *reversed(self._batches.known)) if one is not None]
+        if all(one.weights is None for one in held):
             return None
-        # Weights are looked up by id. The batch of the ids comes first, because argmax takes the first match.
-        same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in known])
-        weights = torch.cat([one.weights for one in known if one.weights is not None])[
-            same.int().argmax(1)
-        ]
+        # Weights are looked up by id. The batch of the ids comes first, because argmax takes the first match. Batches without
+        # weights count, too: a batch of the epoch before may have other weights for the same samples.
+        same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in held])
+        weights = torch.cat(
+            [torch.ones_like(one.ids) if one.weights is None else one.weights for one in held]
+        )[same.int().argmax(1)]
         return torch.where(same.any(1), weights, 1.0)
 
     def samples_come_first(self) -> None:

@@ -271,6 +271,28 @@ def test_weighted_reduce_of_several_criteria():
     )
 
 
+@pytest.mark.parametrize("way", ["outputs", "run.ids", "ids of a copy", "criterion"])
+def test_an_epoch_without_weights_has_none_of_the_epoch_before(way):
+    plans = EpochPlan(torch.arange(N), weights=torch.full((N,), 2.0)), everything()
+    loader = DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N) % C), 24, shuffle=True)
+    run, _, optimizer, _ = make(Fixed(plans), loader=loader)
+    for weight in (2, 1):
+        for x, y in run.loader:
+            outputs = run.model(x)
+            losses = F.cross_entropy(outputs, y, reduction="none")
+            if way == "outputs":
+                loss = run.reduce(losses, outputs=outputs, targets=y)
+            elif way == "run.ids":
+                loss = run.reduce(losses, ids=run.ids)
+            else:
+                settings = {"ids": run.ids} if way == "ids of a copy" else {}
+                loss = run.criterion(outputs, y.clone() if settings else y, **settings)
+            torch.testing.assert_close(loss, weight * losses.mean())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
 def test_users_signals():
     def signals(outputs, targets):
         error = (outputs - targets).abs().mean(1)
