@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._functorch._aot_autograd import descriptors as aot
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
@@ -303,12 +303,31 @@ def drop_unused(backward: fx.GraphModule) -> None:
             backward.graph.erase_node(node)
 
 
+def as_input(gradient: Tensor, x: Tensor) -> Tensor:
+    """Returns a gradient in the memory format of an input.
+
+    On CPUs, the backward pass of GroupNorm computes wrong numbers if the two differ, and autograd makes them equal beforehand.
+    The trace is of no use: the real gradient has another format if the loss permutes the outputs, or after activations whose
+    fake tensors have another one.
+    """
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    if channels_last and not x.is_contiguous() and x.is_contiguous(memory_format=channels_last):
+        return gradient.contiguous(memory_format=channels_last)
+    return gradient.contiguous()
+
+
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Returns the graph as a function that empties its list of arguments, so values are freed right after their last use."""
     for node in module.graph.nodes:
         # Fewer rows may have other strides than the traced ones.
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+        if node.target is aten.native_group_norm_backward.default:
+            gradient: Any = node.args[0]
+            with module.graph.inserting_before(node):
+                formatted = module.graph.call_function(as_input, node.args[:2])
+            formatted.meta = {**gradient.meta}
+            node.update_arg(0, formatted)
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     return module.forward
