@@ -315,6 +315,23 @@ def batch_samplers_with_accelerate(rank: int, folder: str) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+def gathered_rows_with_accelerate(rank: int, folder: str) -> None:
+    """No row counts twice, and none is cut off, where the last step repeats rows to be full."""
+    for n, method in (
+        (37, thresher.FullData()),
+        (44, thresher.UniformSubset(keep=24 / 44)),
+        (44, thresher.UniformSubset(keep=22 / 44)),
+        (44, thresher.UniformSubset(keep=3 / 44)),
+    ):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = Accelerator(cpu=True)
+        loader = accelerator.prepare(DataLoader(range(n), 4, shuffle=True))
+        run = thresher.attach(method, loader=loader, criterion=None, epochs=1)
+        rows = [i for batch in run.loader for i in accelerator.gather_for_metrics(batch).tolist()]
+        assert sorted(rows) == sorted(run.plan.ids.tolist())
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def batch_samplers_with_transformers(rank: int, folder: str) -> None:
     for make in BATCH_SAMPLERS.values():
 
@@ -380,6 +397,7 @@ def samplers_in_a_plain_loop(rank: int, folder: str) -> None:
 
 QUICK = (
     batch_samplers_with_accelerate,
+    gathered_rows_with_accelerate,
     batch_samplers_with_transformers,
     batch_samplers_with_lightning,
     samplers_in_a_plain_loop,

@@ -224,7 +224,7 @@ class SelectedLoader(OfUser):
         self.batches = None
         # Before the order: `begin` ends the previous epoch, which may make passes over this loader, and plans the next one.
         plan, rows = self.control.begin()
-        self.prepared.begin()
+        self.prepared.begin(remainder=self._remainder(plan))
         # Before workers start: if a sampler is refused, no process is left waiting for a batch.
         resumes = rows > 0 and self.reader.epoch_start is not None
         batches = self.batches = self._batches_of(plan, rows if resumes else 0)
@@ -240,6 +240,13 @@ class SelectedLoader(OfUser):
         self._deleted = weakref.finalize(iterator, _gone, weakref.ref(self.control))
         self._deleted.atexit = False
         return iterator
+
+    def _remainder(self, plan: PackedPlan | None) -> int:
+        """Returns how many rows the last step has in all processes before the first ids are repeated to fill it; 0 if full."""
+        # A batch method chooses among the rows, the repeated ones too.
+        if plan is None or isinstance(self.order, StreamOrder) or self.row_buffer is not None:
+            return 0
+        return self.order.remainder(plan)
 
     def _batches_of(self, plan: PackedPlan | None, rows: int) -> Batches:
         """Returns the batches of an epoch from a number of rows on."""
@@ -454,7 +461,7 @@ class EpochIterator:
 
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         if self._loader.prepared.in_use:
-            self._loader.prepared.yielded(len(ids), last=last)
+            self._loader.prepared.yielded(last=last)
         # A stream may have more samples than its length says.
         if last and not self._loader.streams:
             self._loader.last_yielded(self._candidates.rows)

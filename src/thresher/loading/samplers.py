@@ -63,7 +63,7 @@ class EpochFlags:
     def __init__(self, gradient_state: Any) -> None:
         self.gradient_state = gradient_state
         self.end_of_dataloader = False
-        self.remainder = -1
+        self.remainder = 0
         self.iteration = 0
 
     def begin(self) -> None:
@@ -91,7 +91,7 @@ class PreparedLoader:
     Example:
         >>> import torch
         >>> loader = PreparedLoader(torch.utils.data.DataLoader([1, 2]))
-        >>> loader.begin(), loader.yielded(1, last=True), loader.end(whole=True)
+        >>> loader.begin(remainder=0), loader.yielded(last=True), loader.end(whole=True)
         (None, None, None)
     """
 
@@ -101,8 +101,13 @@ class PreparedLoader:
         """Whether accelerate is in use, and so must learn where this epoch ends."""
         self._begun = False
 
-    def begin(self) -> None:
-        """Begins an epoch. Ends the previous one if the loop left it early."""
+    def begin(self, *, remainder: int) -> None:
+        """Begins an epoch. Ends the previous one if the loop left it early.
+
+        Args:
+            remainder: Number of rows of the last step, in all processes, that are not repeated ones; 0 if none is repeated.
+                `gather_for_metrics` returns only these.
+        """
         # Not imported here: a loop that uses accelerate has imported it already.
         accelerate = sys.modules.get("accelerate.state")
         if self._loader is None and accelerate is not None:
@@ -113,23 +118,19 @@ class PreparedLoader:
         if self._loader is not None:
             self.end(whole=False)
             self._loader.begin()
+            self._loader.remainder = remainder
             # A prepared loader does the same when it is iterated, to pass the epoch to its sampler and dataset.
             self._loader.set_epoch(self._loader.iteration)
             self._begun = True
 
-    def yielded(self, rows: int, *, last: bool) -> None:
+    def yielded(self, *, last: bool) -> None:
         """Tells accelerate about a batch before the training loop gets it.
 
         Args:
-            rows: Number of rows of the batch.
             last: Whether it is the last batch of the epoch.
         """
-        if self._loader is None:
-            return
-        self._loader.end_of_dataloader = last
-        if last and self._loader.remainder != rows:
-            # `gather_for_metrics` cuts the last batch to `remainder` rows if this is not 0, which would be wrong here.
-            self._loader.remainder = 0
+        if self._loader is not None:
+            self._loader.end_of_dataloader = last
 
     def end(self, *, whole: bool) -> None:
         """Ends the epoch.

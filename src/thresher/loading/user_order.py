@@ -482,6 +482,15 @@ class UserOrder:
         short = self._drops and rows < self._world.size * self.batch_size <= self.n
         return not self.by_batches or smaller or short
 
+    def remainder(self, plan: PackedPlan) -> int:
+        """Returns how many rows the last step has in all processes without repeated ones, if these come last; else 0."""
+        if not self.by_batches or self.drop_last or type(self) is not UserOrder:
+            return 0  # composed batches may have other sizes
+        rows = self.rows_of(plan)
+        if self.deals_rows(rows, smaller=plan.smaller):
+            return 0
+        return rows % (self._world.size * self.batch_size)
+
     def _dealing(self, rows: int, *, smaller: bool) -> dict[str, Any]:
         """Returns the settings of `deal` and `rows_dealt` for an order of this many rows."""
         by_rows = self.deals_rows(rows, smaller=smaller)
