@@ -123,13 +123,15 @@ class ByHand:
 
     def epoch(self, epoch, loader):
         queue = deque()
+        before = self.steps
         for x, y, numbers in loader:
             ids = numbers.tolist()
             for row in self.chooser.rows(ids, self.score(epoch, x, y, ids)):
                 queue.append((ids[row], x[row], y[row]))
             if len(queue) >= self.batch_size:
                 self.train([queue.popleft() for _ in range(self.batch_size)])
-        if queue and not self.drop_last:
+        # An epoch of less than one batch is kept: otherwise it would have no step.
+        if queue and (not self.drop_last or self.steps == before):
             self.train(list(queue))
 
 
@@ -201,7 +203,8 @@ def test_two_forward_passes_are_the_loop_by_hand(number):
             optimizer.zero_grad()
         epoch = seen[first:]
         assert length in (None, len(epoch))
-        assert all(len(batch) == s["size"] for batch in epoch[: len(epoch) - (not s["drop_last"])])
+        may_be_short = not s["drop_last"] or len(epoch) == 1
+        assert all(len(batch) == s["size"] for batch in epoch[: len(epoch) - may_be_short])
     state = torch.get_rng_state()
     torch.manual_seed(1000 + number)
     loader = DataLoader(

@@ -137,7 +137,10 @@ def rank_change(runs: RunsByRow, seed: int) -> float:
 
 
 def class_shift(runs: RunsByRow, seed: int) -> float:
-    """Returns the share of the hidden samples that is in other classes at the end than after a third of training."""
+    """Returns the share of the hidden samples that is in other classes at the end than after a third of training.
+
+    It is NaN where one of the two epochs hides no sample.
+    """
     run = runs[HIDING_ROW][seed]
     early, _, late = _shares_by_class(run, _thirds(run["history"]))
     return float(np.abs(late - early).sum() / 2)
@@ -148,8 +151,13 @@ def _thirds(history: Sequence[Any]) -> list[int]:
 
 
 def _shares_by_class(run: RunDict, epochs: Sequence[int]) -> NDArray[np.float64]:
-    hidden = np.array([run["history"][epoch]["hidden_by_class"] for epoch in epochs])
+    hidden = np.array([run["history"][epoch]["hidden_by_class"] for epoch in epochs], np.float64)
+    hidden[~hidden.any(axis=1)] = np.nan  # no sample is hidden: its class has no share
     return hidden / hidden.sum(axis=1, keepdims=True)
+
+
+def _with_rank(share: float, rank: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.1f} ({rank:.0f})"
 
 
 def figure_2(measured: RunsByPart, _: PartResults) -> list[PageTable]:
@@ -160,7 +168,7 @@ def figure_2(measured: RunsByPart, _: PartResults) -> list[PageTable]:
     shares = 100 * _shares_by_class(run, epochs)
     ranks = rankdata(-shares, method="min", axis=1)
     rows = [
-        [str(label), *(f"{share:.1f} ({rank:.0f})" for share, rank in zip(*of, strict=True))]
+        [str(label), *(_with_rank(share, rank) for share, rank in zip(*of, strict=True))]
         for label, of in enumerate(zip(shares.T, ranks.T, strict=True))
     ]
     header = ["class", *(f"epoch {epoch}" for epoch in epochs)]

@@ -349,6 +349,10 @@ def test_classes_are_compared_by_their_shares_of_the_hidden_samples():
     assert kakurenbo.class_shift(runs, 0) == pytest.approx(0.25)
     [table] = kakurenbo.figure_2({"inside": runs}, {})
     assert [row[1] for row in table.rows] == ["75.0 (1)", "25.0 (2)"]
+    history[-1]["hidden_by_class"] = [0, 0]
+    assert math.isnan(kakurenbo.class_shift(runs, 0))
+    [table] = kakurenbo.figure_2({"inside": runs}, {})
+    assert [row[-1] for row in table.rows] == ["-", "-"]
 
 
 def test_claims_about_times_say_so():
