@@ -220,11 +220,14 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
         It cannot show that a network has learned wrong labels by heart.
         """
-        if np.median(self["times_seen"]) < LEAST_VISITS:
+        seen = self["times_seen"] > 0
+        if not seen.any() or np.median(self["times_seen"][seen]) < LEAST_VISITS:
             return (
                 f"Caution: half of the samples or more were seen fewer than {LEAST_VISITS} times."
             )
-        if "predicted" in self and (right := (self["learned_at"] > 0).mean()) < LEAST_AGREEMENT:
+        # Samples that the loader leaves out have no predictions.
+        right = (self["learned_at"][seen] > 0).mean() if "predicted" in self else 1.0
+        if right < LEAST_AGREEMENT:
             return f"Caution: the last predictions agree with only {right:.0%} of the labels."
         return ""
 
@@ -510,6 +513,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
             "" if values.get(name, -1) == -1 else str(names.get(values[name], values[name]))
             for name in ("label", "predicted")
         )
+        if isinstance(values.get("label"), str) and not names:
+            predicted = ""  # a number, whose name is not known
         mean = next(name for name in ("confidence", "loss_mean", "suspicion") if name in values)
         lines = [
             str(number),

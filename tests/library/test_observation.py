@@ -443,9 +443,18 @@ def test_it_says_when_not_to_rely_on_it():
     low = "Caution: the last predictions agree with only 25% of the labels."
     assert caution([3, 3, 3, 3], [1, 0, 0, 0], **predicted) == low
     assert caution([3, 3, 3, 3], [1, 0, 0, 0]) == ""  # samples of several classes each
-
+    assert caution([3, 3, 0, 0], [1, 1, 0, 0], **predicted) == ""  # the loader leaves two out
     run, _ = trained(epochs=2)
     assert few in repr(run.data_map())
+
+
+def test_a_predicted_class_without_a_name_is_not_compared_with_a_label_that_has_one():
+    columns = {"id": np.arange(1), "suspicion": np.zeros(1), "times_seen": np.ones(1)}
+    columns |= {"label": np.array(["dog"]), "predicted": np.array([1])}
+    found = DataMap(columns, ["a text"])
+    assert found.card(0).lines[:2] == ["0", "dog"]
+    assert found.card(0, classes=["cat", "dog"]).lines[1] == "dog"
+    assert found.card(0, classes=["dog", "cat"]).lines[1] == "dog → cat"
 
 
 def of_sources(**changed):

@@ -56,6 +56,7 @@ def prune(
     """Write the ids of a fixed subset of the samples, to train on with any tool."""
     from thresher import Prune
     from thresher import scores as static
+    from thresher.selection import share
     from thresher_lab.comparison.histories import run_named
     from thresher_lab.comparison.observing import read_scores
     from thresher_lab.comparison.scoring import check_export, export, kept_of_classes
@@ -75,7 +76,7 @@ def prune(
     method = Prune(table, keep=keep, which=which, offset=offset, per_class_floor=per_class_floor)  # pyright: ignore[reportArgumentType]
     kept = method.kept(table.samples)
     export(kept, out)
-    beyond = len(kept) - max(1, int(keep * table.samples))
+    beyond = len(kept) - max(1, share(keep, table.samples))
     floor = f", {beyond:,} of them for --per-class-floor, beyond --keep" * (beyond > 0)
     typer.echo(
         f"{out}: {len(kept):,} of {table.samples:,} samples kept: {KEPT[which].format(table.name)}{floor}"

@@ -24,8 +24,10 @@ from thresher_lab.training.specs import SCORES_SUFFIX
 
 LOOP = "for x, y in run.loader:\n    run.criterion(run.model(x), y).backward()  # and your optimizer's step"
 """The loop with the objects of a run."""
-ATTACHED = ("forward_passes", "spend")
+ATTACHED = ("forward_passes", "spend", "stratify")
 """Settings in results.json that are arguments of `attach`, where they are no settings of the method."""
+WITHOUT_CODE = ("score_every", "score_dtype", "score_scale", "batches", "placebo")
+"""Settings in results.json that no short code stands for, where they are no settings of the method."""
 AS_THE_DEFAULT = (None, "auto")
 
 
@@ -55,7 +57,7 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
             return None
         beside = {"spend": "batches"} if kind == "smaller" else {}
         fixed = ", fixed=True" * (kind == "fewer")
-        return _code(f"thresher.UniformSubset(keep={round(cost, 3):g}{fixed})", beside, epochs)
+        return _code(f"thresher.UniformSubset(keep={settings['keep']:g}{fixed})", beside, epochs)
     name = re.split("[: ]", row["method"])[0]
     if "+" in row["method"] or name not in methods.names():
         return None
@@ -68,7 +70,7 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
         for key, value in settings.items()
         if key in known and not _is_default(known[key], value)
     }
-    if any(
+    if any(key in settings and key not in known for key in WITHOUT_CODE) or any(
         not isinstance(value, bool | int | float | str | list | tuple) for value in changed.values()
     ):
         return None
@@ -77,6 +79,8 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
         for key in ATTACHED
         if key not in known and settings.get(key) not in AS_THE_DEFAULT
     }
+    if settings.get("stratify", "auto") is None:
+        beside["stratify"] = None
     call = f"thresher.{kind.__name__}({', '.join(f'{key}={_value(value)}' for key, value in changed.items())})"
     return _code(call, beside, epochs)
 
@@ -98,7 +102,7 @@ def _value(value: Any) -> str:
 
 def _code(method: str, beside: Mapping[str, Any], epochs: int) -> str:
     arguments = "loader=loader, criterion=criterion, model=model, optimizer=optimizer"
-    more = "".join(f', {key}="{value}"' for key, value in beside.items())
+    more = "".join(f", {key}={_value(value)}" for key, value in beside.items())
     return (
         f"run = thresher.attach(\n    {method},\n    {arguments}, epochs={epochs}{more},\n)\n{LOOP}"
     )

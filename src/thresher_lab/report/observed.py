@@ -96,11 +96,7 @@ def figure(found: DataMap, rows: NDArray[np.int64], classes: Sequence[str] | Non
         classes: Names of the classes; None where there are none.
     """
     drawn = empty_figure("variability", "confidence", height=520)
-    names = (
-        None
-        if "label" not in found
-        else [class_name(int(found["label"][row]), classes) for row in rows]
-    )
+    names = None if "label" not in found else [_name(found["label"][row], classes) for row in rows]
     drawn.add_trace(
         go.Scatter(
             x=short(found["variability"][rows]),
@@ -137,7 +133,7 @@ def ids_that_stand_out(found: DataMap) -> dict[str, NDArray[np.int64]]:
     return held
 
 
-CLASS_COLUMNS = ("samples", "confidence", "variability", "forgotten", "never learned, %")
+CLASS_COLUMNS = ("samples", "confidence", "variability", "forgotten", "last wrong, %")
 
 
 def class_rows(found: DataMap, classes: Sequence[str] | None) -> list[tuple[str, list[str]]]:
@@ -164,14 +160,18 @@ def class_rows(found: DataMap, classes: Sequence[str] | None) -> list[tuple[str,
             f"{mean(found['forgetting'][rows_of_class]):.2f}",
             f"{100 * mean(found['learned_at'][rows_of_class] == 0):.1f}",
         ]
-        rows.append((confidence, class_name(int(label), classes), cells))
+        rows.append((confidence, _name(label, classes), cells))
     return [(name, cells) for _, name, cells in sorted(rows)]
+
+
+def _name(label: Any, classes: Sequence[str] | None) -> str:
+    return label if isinstance(label, str) else class_name(int(label), classes)
 
 
 def _card(found: DataMap, number: int, classes: Sequence[str] | None, show: Any) -> Any:
     """Returns the card of a sample; if it cannot be shown, the error is its text."""
     try:
         return found.card(number, classes=classes, show=show)
-    except TypeError as error:
-        message = str(error)
+    except Exception as error:  # of `show`, which is the user's
+        message = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
         return found.card(number, classes=classes, show=lambda _: message)

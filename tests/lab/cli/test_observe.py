@@ -32,7 +32,7 @@ def build(seed):
     data = TensorDataset(torch.randn(40, 3), torch.randn(40, 1))
     return {"model": model, "data": DataLoader(data, 8, shuffle=True), "criterion": torch.nn.MSELoss(),
             "optimizer": torch.optim.SGD(model.parameters(), 0.1), "evaluate": lambda model: 0.0,
-            "show": lambda number: f"row {number}" if number % 3 != 1 else 1}
+            "show": lambda number: f"row {number}" if number % 3 != 1 else 1 if number % 2 else 1 / 0}
 """
 
 
@@ -97,6 +97,7 @@ def test_of_numbers_with_texts_of_ones_own(tmp_path):
     page = (tmp_path / "map" / "map.html").read_text()
     assert "Plotly" not in page and "<h2>Classes</h2>" not in page and "row 2" in page
     assert "must be a text, a PIL image" in page  # of a sample that cannot be shown
+    assert "ZeroDivisionError: division by zero" in page
 
 
 def columns(n=6):
@@ -119,6 +120,8 @@ def test_classes_with_the_least_confidence_come_first():
         "2.00",
         "0.0",
     ]
+    named = columns() | {"label": np.array(["cat", "dog"])[np.arange(6) % 2]}
+    assert page_of.class_rows(DataMap(named), None) == rows
     only = columns() | {"times_seen": np.array([1, 0, 1, 0, 1, 0])}
     assert [name for name, _ in page_of.class_rows(DataMap(only), None)] == ["0"]
 

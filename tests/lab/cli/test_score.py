@@ -95,6 +95,13 @@ def test_score_then_prune(tmp_path):
     assert middle == set(table.values.argsort(stable=True)[32:64].tolist())
 
 
+def test_a_share_that_floats_round_is_not_above_keep(tmp_path):
+    values = torch.arange(100, dtype=torch.float64)
+    Scores(torch.arange(100), values, name="mine").save(tmp_path / "s.parquet")
+    done = called("prune", tmp_path / "s.parquet", "--keep", 0.29, "--out", tmp_path / "kept.txt")
+    assert "29 of 100 samples kept" in done.output and "per-class-floor" not in done.output
+
+
 def test_classes_that_nearly_vanish_are_named(tmp_path):
     values = torch.arange(100, dtype=torch.float64)
     Scores(torch.arange(100), values, labels=torch.arange(100) // 50, name="mine").save(

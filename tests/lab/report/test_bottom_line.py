@@ -220,6 +220,19 @@ def test_the_code_runs_and_attaches_the_method(row, settings, expected):
     assert ('spend="batches"' in code) == row["method"].startswith("smaller")
 
 
+def test_the_code_has_the_settings_of_the_run():
+    row = row_of("winnow:share=0.5:stratify=none")
+    for stratify, said in ((None, "stratify=None"), ("class", 'stratify="class"')):
+        code = snippet(row, {"share": 0.5, "stratify": stratify}, 3)
+        assert said in code and run_code(code).epochs == 3
+    assert "stratify" not in snippet(row, {"share": 0.5, "stratify": "auto"}, 3)
+    for name in ("score_every", "batches"):
+        assert snippet(row, {"share": 0.5, name: 2}, 3) is None
+    # With `drop_last`, the cost is not the share that was kept.
+    code = snippet(row_of("uniform@0.500", "m") | {"cost_ratio": 0.444}, {"keep": 0.5}, 3)
+    assert "keep=0.5)" in code
+
+
 def test_code_for_fewer_epochs_and_for_scores():
     assert snippet(row_of("shorter@0.500", "m"), {}, 20).startswith(
         "epochs = 10  # instead of 20, with"
