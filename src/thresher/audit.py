@@ -259,7 +259,8 @@ def _check_alone(found: Audit, loader: Any, epochs: list[IdLists]) -> None:
     if may_repeat(loader):
         found.notes.append(f"the sampler draws with weights or repeats: {len(never)} never came")
     else:
-        twice = np.flatnonzero(counts[0] > 1)
+        twice = max((np.flatnonzero(one > 1) for one in counts), key=len)
+        worst = max(range(len(epochs)), key=lambda epoch: len(missing[epoch]))
         if len(twice):
             found.problems.append(
                 f"{len(twice)} samples come twice in an epoch: {_some(twice)}. Look for repeated ids in the sampler"
@@ -268,20 +269,29 @@ def _check_alone(found: Audit, loader: Any, epochs: list[IdLists]) -> None:
             found.problems.append(
                 f"{len(never)} of {n} samples never come in {len(epochs)} epochs: {_some(never)}. Look at the sampler's ids"
             )
-        elif len(missing[0]) and dropped and _drops(loader):
-            found.notes.append(f"an epoch leaves out {len(missing[0])} samples, as drop_last asks")
-        elif len(missing[0]):
+        elif len(missing[worst]) and dropped and _drops(loader):
+            found.notes.append(
+                f"an epoch leaves out {len(missing[worst])} samples, as drop_last asks"
+            )
+        elif len(missing[worst]):
             found.problems.append(
-                f"{len(missing[0])} of {n} samples do not come in epoch 0: {_some(missing[0])}. Look at the sampler's ids"
+                f"{len(missing[worst])} of {n} samples do not come in epoch {worst}: {_some(missing[worst])}. Look at the "
+                "sampler's ids"
             )
     for first in range(len(epochs)):
         for second in range(first + 1, len(epochs)):
-            if epochs[first] == epochs[second] and n >= FEW:
+            if epochs[first] and epochs[first] == epochs[second] and n >= FEW:
                 # Nobody expects another order of a loader that does not shuffle.
-                asked = type(loader.sampler) is SequentialSampler
+                asked = type(_order_of(loader)) is SequentialSampler
                 where = found.notes if asked else found.problems
                 where.append(_same_order(loader, epochs, first, second))
                 return
+
+
+def _order_of(loader: Any) -> Any:
+    """Returns the sampler that decides on the order; a batch sampler without a sampler decides itself."""
+    batches = loader.batch_sampler
+    return loader.sampler if batches is None else getattr(batches, "sampler", batches)
 
 
 def _drops(loader: Any) -> bool:
@@ -295,9 +305,10 @@ def _same_order(loader: Any, epochs: list[IdLists], first: int, second: int) -> 
         if all(one == epochs[0] for one in epochs)
         else f"epochs {first} and {second} have the same order"
     )
-    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    sampler = _order_of(loader)
     if hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", True):
-        return f"{same}. Call loader.sampler.set_epoch(epoch) before each epoch"
+        name = "batch_sampler" if sampler is loader.batch_sampler else "sampler"
+        return f"{same}. Call loader.{name}.set_epoch(epoch) before each epoch"
     return f"{same}. Pass shuffle=True, or a sampler that shuffles"
 
 

@@ -110,6 +110,51 @@ def test_planted_faults_are_found(n, size, data):
     assert not problems()
 
 
+class Later(Sampler[int]):
+    """Each sample once in the first epoch, and in later ones what is given."""
+
+    def __init__(self, later):
+        self._orders = iter([range(40)])
+        self._later = later
+
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        return iter(next(self._orders, self._later))
+
+
+class Batches:
+    """A batch sampler of one's own, whose order depends on an epoch that nobody sets."""
+
+    def __iter__(self):
+        order = np.random.default_rng(0).permutation(40).tolist()
+        return iter([order[i : i + 8] for i in range(0, 40, 8)])
+
+    def __len__(self):
+        return 5
+
+    def set_epoch(self, epoch):
+        raise AssertionError
+
+
+def test_later_epochs_and_orders_of_batch_samplers_are_checked():
+    def problems(**settings):
+        data = TensorDataset(torch.arange(40))
+        found = audit(lambda: DataLoader(data, **settings), world=(1,), resume=False)
+        return [problem.partition(":")[0].partition(".")[0] for problem in found.problems]
+
+    assert problems(batch_size=8, sampler=Later([*range(39), 0])) == [
+        "1 samples come twice in an epoch",
+        "1 of 40 samples do not come in epoch 1",
+        "epochs 1 and 2 have the same order",
+    ]
+    assert problems(batch_size=8, sampler=Later([])) == ["40 of 40 samples do not come in epoch 1"]
+    assert problems(batch_sampler=Batches()) == [
+        "all epochs have the same order"
+    ]  # of a batch sampler, whose loader has a SequentialSampler
+
+
 def test_an_epoch_that_is_never_set():
     def make():
         return DataLoader(DATA, 8, sampler=DistributedSampler(DATA, 1, 0))
