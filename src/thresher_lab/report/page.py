@@ -248,7 +248,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "left-out",
             "Share left out of the epoch",
-            "The share of the samples that an epoch was not trained on. Dashed: the maximum that was set, where the method "
+            "The share of the samples that the plan of an epoch left out. Dashed: the maximum that was set, where the method "
             "has one.",
             single_view(charts.left_out),
         ),
