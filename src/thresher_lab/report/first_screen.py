@@ -136,17 +136,25 @@ def bottom_line(results: ResultsDict) -> dict[str, Any]:
     facts = list[tuple[str, str]]()
     code = None
     if (pick := conclusion.pick) is not None:
-        settings = next(
-            (run["settings"] for run in results["runs"] if run["method"] == pick["method"]), {}
-        )
         facts = _facts(pick, results)
-        code = snippet(pick, settings, results["epochs"])
+        code = snippet(pick, _settings_of(pick, results), results["epochs"])
     return {
         "sentences": conclusion.sentences,
         "facts": facts,
         "code": code,
         "chart": chart(results),
     }
+
+
+def _settings_of(row: Mapping[str, Any], results: ResultsDict) -> Mapping[str, Any]:
+    """Returns the settings of the runs of a row."""
+    # The label of a control has its cost: in the row the one that was counted, in a run the one that was wanted.
+    name = kind_of(row) or row["method"]
+    return next(
+        run["settings"]
+        for run in results["runs"]
+        if run["control_of"] == row["control_of"] and name == (kind_of(run) or run["method"])
+    )
 
 
 def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ import html
 import io
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
@@ -47,6 +48,19 @@ def test_the_pick_with_its_numbers_and_controls():
         f"against {word}"
         for word in (("random", "fewer epochs") if pick["control_of"] is None else ())
     }
+
+
+def test_the_code_of_a_control_has_the_settings_of_its_runs(monkeypatch):
+    """Its label has the cost that was counted, and those of its runs the cost that was wanted."""
+    results, _ = judged()
+    row = next(row for row in results["summary"] if row["method"].startswith("uniform"))
+    for run in results["runs"]:
+        if run["method"].startswith("uniform"):
+            run["settings"] = {"keep": 0.725}
+    assert not any(run["method"] == row["method"] for run in results["runs"])
+    conclusion = replace(conclude(results), pick=row)
+    monkeypatch.setattr("thresher_lab.report.first_screen.conclude", lambda _: conclusion)
+    assert "thresher.UniformSubset(keep=0.725)" in bottom_line(results)["code"]
 
 
 def test_without_a_pick_there_is_what_would_decide():
