@@ -307,8 +307,8 @@ def as_input(gradient: Tensor, x: Tensor) -> Tensor:
     """Returns a gradient in the memory format of an input.
 
     On CPUs, the backward pass of GroupNorm computes wrong numbers if the two differ, and autograd makes them equal beforehand.
-    The trace is of no use: the real gradient has another format if the loss permutes the outputs, or after activations whose
-    fake tensors have another one.
+    Only the real tensors show whether they do: a loss may permute the outputs, and some activations, such as ReLU6, return a
+    gradient in another format than their fake tensors have.
     """
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     if channels_last and not x.is_contiguous() and x.is_contiguous(memory_format=channels_last):

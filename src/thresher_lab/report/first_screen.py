@@ -20,13 +20,13 @@ from thresher_lab.comparison.summary import (
 )
 from thresher_lab.report.charts import INK, looks
 from thresher_lab.report.loading import ResultsDict
-from thresher_lab.training.specs import SCORES_SUFFIX
+from thresher_lab.training.specs import FORMATS, SCORES_SUFFIX
 
 LOOP = "for x, y in run.loader:\n    run.criterion(run.model(x), y).backward()  # and your optimizer's step"
 """The loop with the objects of a run."""
 ATTACHED = ("forward_passes", "spend", "stratify")
 """Settings in results.json that are arguments of `attach`, where they are no settings of the method."""
-WITHOUT_CODE = ("score_every", "score_dtype", "score_scale", "batches", "placebo")
+WITHOUT_CODE = FORMATS.keys() - set(ATTACHED)
 """Settings in results.json that no short code stands for, where they are no settings of the method."""
 AS_THE_DEFAULT = (None, "auto")
 

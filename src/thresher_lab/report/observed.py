@@ -172,6 +172,6 @@ def _card(found: DataMap, number: int, classes: Sequence[str] | None, show: Any)
     """Returns the card of a sample; if it cannot be shown, the error is its text."""
     try:
         return found.card(number, classes=classes, show=show)
-    except Exception as error:  # of `show`, which is the user's
+    except Exception as error:  # of `show` or the dataset, which are the user's
         message = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
         return found.card(number, classes=classes, show=lambda _: message)
