@@ -1,5 +1,6 @@
 """`thresher reproduce`: repeats the tables and figures of the papers at a small size."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from thresher_lab.reproduction.artefact import Artefact
 
 PAGE = "reproduce.md"
-PAGE_HELP = f"Index to write, with the pages of the papers beside it; with --recipe, the only page. Default: {PAGE} in --work."
+PAGE_HELP = f"Index to write, with the pages of the papers beside it; with --recipe or --task, the only page. Default: {PAGE} in --work."
 RECIPE_HELP = (
     "Recipe that trains one table or figure at full size, on the data of its paper: the network, epochs and schedules of the "
     "recipe, the methods of the table. `thresher reproduce` lists the recipes of each; `all`, with --dry-run or --smoke, is "
@@ -33,8 +34,12 @@ RECIPE_HELP = (
 )
 SMOKE_HELP = "With --recipe: try it out in seconds, with a small network on made-up data."
 DRY_RUN_HELP = (
-    "With --recipe: print what would be trained and what is finished, and train nothing. With --recipe "
+    "With --recipe or --task: print what would be trained and what is finished, and train nothing. With --recipe "
     "all: print the commands, with data, runs, epochs, and the hours of the recipes."
+)
+TASK_HELP = "Built-in task to train one table or figure on, such as cifar10-resnet8@10000. Its results have the name of the task."
+EPOCHS_HELP = (
+    "With --task: number of epochs of every run. Default: those of the table or figure, 20 or 40."
 )
 PLAN_NOTE = (
     "Hours are as if each run took as long as full training, on the hardware of the recipe. Commands with one recipe and one "
@@ -66,6 +71,11 @@ def reproduce(
     cpus_per_run: CpusOption = 1,
     *,
     recipe: Annotated[str | None, typer.Option(help=RECIPE_HELP)] = None,
+    task: Annotated[str | None, typer.Option(help=TASK_HELP)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help=EPOCHS_HELP)] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="With --task: random seeds. Default: 0-4.")
+    ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help=SMOKE_HELP)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
     quiet: QuietOption = False,
@@ -78,10 +88,12 @@ def reproduce(
     from thresher_lab.cli._comparison import cluster_of, print_rate
     from thresher_lab.cli._console import open_console, print_table
     from thresher_lab.reproduction import ARTEFACTS
-    from thresher_lab.reproduction.full_size import at_full_size, plan
+    from thresher_lab.reproduction.full_size import at_full_size, on_task, plan
     from thresher_lab.reproduction.page import single_page
+    from thresher_lab.training.specs import parse_seeds
 
-    given = recipe or smoke or dry_run or batch_size or accumulate
+    elsewhere = recipe or task
+    given = elsewhere or epochs or seeds or smoke or dry_run or batch_size or accumulate
     if not names and not given:
         print_table(open_console(), _artefact_table())
         return
@@ -90,10 +102,15 @@ def reproduce(
     batch = {"batch_size": batch_size, "accumulate": accumulate}
     options = {"data": data, "jobs": jobs, "quiet": quiet}
     cluster = cluster_of(ray, gpus_per_run, cpus_per_run, here=dry_run)
-    pairs = _pairs(asked, recipe, alone=dry_run != smoke and not any(batch.values()))
-    if recipe is None and (smoke or dry_run or any(batch.values())):
+    numbers = parse_seeds(seeds) if seeds else None
+    pairs = _pairs(asked, elsewhere, alone=dry_run != smoke and not any(batch.values()))
+    if recipe is None and (smoke or (dry_run and task is None) or any(batch.values())):
         raise ValueError(
             "reproduce: --smoke, --dry-run, --batch-size and --accumulate go with --recipe"
+        )
+    if (recipe and task) or (task is None and (epochs or seeds)):
+        raise ValueError(
+            "reproduce: --task is given without --recipe, and --epochs and --seeds go with --task"
         )
     if smoke and data is not None:
         typer.echo(f"--smoke: the data is made up, {data} is not read", err=True)
@@ -102,7 +119,10 @@ def reproduce(
         if recipe == "all" and dry_run:
             typer.echo(plan(artefact, name))
             continue
-        at_size = at_full_size(artefact, name, smoke=smoke, **batch)
+        if task is None:
+            at_size = at_full_size(artefact, name, smoke=smoke, **batch)
+        else:
+            at_size = on_task(artefact, task, epochs=epochs, seeds=numbers, data=data)
         for part in at_size.parts:
             print_rate(part.task)
         if dry_run:
@@ -111,7 +131,7 @@ def reproduce(
             own = page if page and recipe != "all" else work / f"{at_size.name}.md"
             charts = _charts({at_size.name: found})
             _write(own, single_page(found, with_chart=bool(charts)), [found], charts)
-    if recipe is None:
+    if elsewhere is None:
         every = [
             _reproduced(ARTEFACTS[name], work, folder, cluster=cluster, **options) for name in asked
         ]
@@ -147,7 +167,7 @@ def _pairs(asked: list[str], recipe: str | None, *, alone: bool) -> "list[tuple[
         return [(ARTEFACTS[name], one) for name in asked for one in ARTEFACTS[name].recipes]
     if recipe is not None and len(asked) > 1:
         raise ValueError(
-            f"--recipe: give one table or figure, got {', '.join(asked)}; or --recipe all"
+            f"--recipe and --task: give one table or figure, got {', '.join(asked)}; or --recipe all"
         )
     return [] if recipe is None else [(ARTEFACTS[asked[0]], recipe)]
 
@@ -155,14 +175,16 @@ def _pairs(asked: list[str], recipe: str | None, *, alone: bool) -> "list[tuple[
 def _dry_run(artefact: "Artefact", work: Path, **given: Any) -> None:
     """Prints what a table or figure would train, part by part."""
     from thresher_lab.cli._comparison import print_dry_run
-    from thresher_lab.reproduction.artefact import runs_folder
+    from thresher_lab.reproduction.artefact import runs_folder, specs_of
 
     for part in artefact.parts:
         if part.scores is not None:
             typer.echo(
                 "The scores that some rows need are made before, and are not listed.", err=True
             )
-        rows = [text for text in part.rows.values() if "{scores}" not in text] or ["full"]
+        unscored = {row: text for row, text in part.rows.items() if "{scores}" not in text}
+        specs = specs_of(replace(part, rows=unscored), None)
+        rows = [spec.text for spec in specs.values()] or ["full"]
         seeds = map(str, artefact.seeds)
         own = part.task, ",".join(rows), ",".join(seeds), part.epochs, runs_folder(work, part)
         print_dry_run(*own, controls=part.controls, **given)

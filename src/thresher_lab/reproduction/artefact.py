@@ -54,7 +54,7 @@ class ArtefactPart:
         task: Name of the task, see `recipes.running.task_of`.
         epochs: Number of epochs of every run.
         rows: Method of each row, as on the command line, by the name of the row in the paper's words; full training is always a
-            row, `full`. `{scores}` stands for a file of scores, see `scores`.
+            row, `full`. `{scores}` stands for a file of scores, see `scores`, and `{epoch}` for the share of an epoch in all.
         published: Numbers of the paper by row, as it prints them.
         scores: Arguments of `thresher score`, which is run before: name of the score, number of models, number of epochs.
         score_sets: Whether each seed has a set of scores, by models with seeds of their own, so that statements about scores
@@ -243,6 +243,7 @@ class Artefact:
         beside: Remark for the reader, as a sentence in Markdown, such as a result that contradicts it.
         recipes: Names of the recipes that train parts at full size, with the name of the part, or the names of several; see
             `full_size.at_full_size`.
+        epochs_on_task: Number of epochs on another task, see `full_size.on_task`. Default: 20.
         command: Command that makes it. Default: `thresher reproduce` with its name.
         remark: Function that makes the sentence with which the page of its paper begins, from its tables. Default: none.
     """
@@ -261,6 +262,7 @@ class Artefact:
     seeds: Sequence[int] = FIVE_SEEDS
     beside: str = ""
     recipes: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    epochs_on_task: int = 20
     command: str = ""
     remark: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 
@@ -515,9 +517,10 @@ def batches_of(spec: Spec) -> str:
 
 
 def specs_of(part: ArtefactPart, scores: Path | None) -> dict[str, Spec]:
-    """Returns the methods of the rows, with the path of the scores in place of `{scores}`."""
+    """Returns the methods of the rows, with the path of the scores in place of `{scores}`, and with `{epoch}` filled in."""
+    epoch = str(1 / part.epochs)
     return {
-        row: parse_methods(text.replace("{scores}", str(scores)))[0]
+        row: parse_methods(text.replace("{scores}", str(scores)).replace("{epoch}", epoch))[0]
         for row, text in part.rows.items()
     }
 

@@ -1,7 +1,9 @@
 """A table or figure of a paper at full size: its rows, trained with a recipe on the data of the paper."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from thresher.methods import no_such
@@ -9,6 +11,7 @@ from thresher_lab.comparison.statistics import LEAST_SEEDS
 from thresher_lab.recipes.running import SMOKE, task_of, with_batch_of
 from thresher_lab.recipes.task import PREFIX, RecipeTask
 from thresher_lab.reproduction.artefact import FIVE_SEEDS, Artefact, ArtefactPart
+from thresher_lab.tasks import built_in
 from thresher_lab.training.specs import Composition, parse_methods
 
 SEEDS_OF_TASK = {"line": 10}
@@ -49,7 +52,6 @@ def at_full_size(
         )
     target = artefact.recipes[recipe]
     names = (target,) if isinstance(target, str) else target
-    every = [part.name for part in artefact.parts]
     named = f"{SMOKE if smoke else PREFIX}{recipe}"
     parts = [
         _at_its_size(part, with_batch_of(named, batch_size, accumulate, part.batch))
@@ -57,11 +59,6 @@ def at_full_size(
         if part.name in names
     ]
     settings = RecipeTask.of(recipe).settings
-    claims = [
-        replace(claim, text=claim.text.removeprefix(f"{names[0]}: ")) if len(parts) == 1 else claim
-        for claim in artefact.claims
-        if (of := claim.part_of(every)) in names or (not of and len(parts) == len(every))
-    ]
     here = f"{settings.title}, the recipe `{recipe}`" + (
         " with a small network on made-up data" if smoke else ""
     )
@@ -85,7 +82,61 @@ def at_full_size(
         "paper": f"{artefact.paper}, {size}",
     }
     texts |= {"here": here, "beside": OF_SMOKE if smoke else "", "command": shlex.join(command)}
-    return replace(artefact, parts=parts, claims=claims, seeds=seeds, **texts)
+    return _with_parts(artefact, parts, seeds=seeds, **texts)
+
+
+def on_task(
+    artefact: Artefact,
+    task: str,
+    *,
+    epochs: int | None = None,
+    seeds: Sequence[int] | None = None,
+    data: Path | None = None,
+) -> Artefact:
+    """Returns a table or figure with its first part alone, trained on another task; claims about other parts are left out.
+
+    Args:
+        artefact: The table or figure.
+        task: Name of a task of this package, see `tasks.built_in`.
+        epochs: Number of epochs. Default: `epochs_on_task` of the table or figure.
+        seeds: Random seeds. Default: `FIVE_SEEDS`.
+        data: Folder with the data, which the command on the page then takes, too.
+
+    Raises:
+        ValueError: There is no such task, or the table or figure needs its own.
+    """
+    if not artefact.recipes:
+        raise ValueError(f"--task: {artefact.name} needs the tasks it has; leave --task out")
+    built_in(task)
+    part = replace(artefact.parts[0], task=task, epochs=epochs or artefact.epochs_on_task)
+    options = {
+        "--task": task,
+        "--epochs": epochs,
+        "--seeds": seeds and ",".join(map(str, seeds)),
+        "--data": data and "DIR",
+    }
+    words = [word for name, value in options.items() if value for word in (name, str(value))]
+    return _with_parts(
+        artefact,
+        [part],
+        name=f"{artefact.name}@{task}",
+        paper=f"{artefact.paper}, on `{task}`",
+        here=f"The task `{task}`, {part.epochs} epochs",
+        command=shlex.join(["thresher", "reproduce", artefact.name, *words]),
+        seeds=seeds or FIVE_SEEDS,
+    )
+
+
+def _with_parts(artefact: Artefact, parts: Sequence[ArtefactPart], **changes: Any) -> Artefact:
+    """Returns a table or figure with some of its parts, as they are trained elsewhere, and the claims about these."""
+    every = [part.name for part in artefact.parts]
+    names = [part.name for part in parts]
+    claims = [
+        replace(claim, text=claim.text.removeprefix(f"{names[0]}: ")) if len(parts) == 1 else claim
+        for claim in artefact.claims
+        if (of := claim.part_of(every)) in names or (not of and len(parts) == len(every))
+    ]
+    return replace(artefact, parts=parts, claims=claims, **changes)
 
 
 OWN_DATA = ("line", "bike")

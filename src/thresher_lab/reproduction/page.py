@@ -188,13 +188,19 @@ def _said(group: Sentence) -> str:
 
 
 def _cell(group: Sentence, words: Callable[[Sentence], str]) -> str:
-    """Returns the words on the results at small size, and on those at full size."""
-    small, full = (
-        [judged for judged in group if ("@" in judged[0]["name"]) == size] for size in (False, True)
-    )
-    return "; ".join(
-        ([words(small)] if small else []) + ([f"at full size {words(full)}"] if full else [])
-    )
+    """Returns the words on the results of the stand-in, and on those at full size or on another task."""
+    places: dict[str, list[Judged]] = {}
+    for judged in group:
+        places.setdefault(_trained_on(judged[0]), []).append(judged)
+    return "; ".join(f"{place}{words(some)}" for place, some in places.items())
+
+
+def _trained_on(found: Mapping[str, Any]) -> str:
+    """Returns where a result was trained, as the beginning of a sentence; "" for the stand-in."""
+    _, at, name = found["name"].partition("@")
+    if not at:
+        return ""
+    return f"on `{name}` " if found["parts"][0]["task"] == name else "at full size "
 
 
 def _counted(group: Sentence) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from thresher import TensorLoader
 from thresher_lab.training.trainable import Training
 
 
@@ -215,6 +216,11 @@ def steady(progress: float, warm_up: float = 0.05, floor: float = 0.04) -> float
     return min(1.0, floor + (1 - floor) * progress / warm_up)
 
 
+def three_steps(progress: float) -> float:
+    """Returns a factor on the learning rate: 1, divided by 5 after 0.3, 0.6 and 0.8 of training, as usual for CIFAR."""
+    return 0.2 ** sum(progress >= share for share in (0.3, 0.6, 0.8))
+
+
 @dataclass(frozen=True)
 class Task:
     """A task: data, a network, and settings of training.
@@ -238,6 +244,7 @@ class Task:
         has_images: Whether the inputs are images that a report can show.
         classes: Names of the classes in the order of their numbers. Default None: they have numbers alone.
         lr_factor: Function from the share of training that is done to the factor on the learning rate. Default: `one_cycle`.
+        transform: Function that changes each training batch as it is read, see `thresher.TensorLoader`. Default: none.
     """
 
     name: str
@@ -255,6 +262,7 @@ class Task:
     has_images: bool = True
     classes: tuple[str, ...] | None = None
     lr_factor: Callable[[float], float] = one_cycle
+    transform: Callable[[list[Tensor]], Any] | None = None
 
     def training(self, data: Data, seed: int) -> Training:
         """Returns new objects for one run."""
@@ -285,7 +293,16 @@ class Task:
     def loader(self, data: Data, seed: int) -> DataLoader[Any]:
         """Returns the training batches, in an order that depends on `seed` alone."""
         generator = torch.Generator().manual_seed(seed)
-        return DataLoader(data.train, batch_size=self.batch_size, shuffle=True, generator=generator)
+        if self.transform is None:
+            return DataLoader(
+                data.train, batch_size=self.batch_size, shuffle=True, generator=generator
+            )
+        return TensorLoader(
+            *data.train.tensors,
+            batch_size=self.batch_size,
+            transform=self.transform,
+            generator=generator,
+        )
 
     def criterion(self) -> nn.Module:
         """Returns a new loss function."""

@@ -12,6 +12,7 @@ does `mnist-5k-hard-x4`, the task of `thresher demo`: half a batch of 256 takes 
 a small weight decay. `fashion-mnist-wide` has a perceptron whose backward pass takes nearly two forward passes; those of the CNNs
 take about one. `fashion-mnist-steady` is the same with a constant learning rate, for the time to a target error.
 `fashion-mnist-small-slow` and `mnist-5k-mlp-slow` have half of the learning rate with which full training is best.
+`cifar10-resnet8` and `cifar10-resnet20` train on random crops and mirror images, as is usual for CIFAR-10.
 """
 
 import gzip
@@ -39,6 +40,7 @@ from thresher_lab.tasks.base import (
     find_in_package,
     read_idx,
     steady,
+    three_steps,
     with_wrong_labels,
     without_folder,
 )
@@ -48,6 +50,7 @@ from thresher_lab.tasks.networks import (
     perceptron,
     resnet8,
     resnet18,
+    resnet20,
     small_cnn,
 )
 
@@ -188,7 +191,8 @@ def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]
         f"{', '.join(names)}, in DIR or DIR/{name}" for name, names in sets.items()
     )
     raise FileNotFoundError(
-        f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}"
+        f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}. "
+        f"torchvision.datasets.{task.upper()} with download=True downloads it to DIR"
     )
 
 
@@ -297,7 +301,7 @@ class Cifar:
 
     name: str
     classes: int
-    labels: bytes
+    labels: str
     label_bytes: int
     python: str
     binary: str
@@ -336,17 +340,17 @@ class Cifar:
 
     def _read_pickle(self, path: Path) -> LabelledImages:
         try:
-            batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+            batch = _Unpickler(io.BytesIO(path.read_bytes()), encoding="latin1").load()
         except Exception as error:  # a damaged pickle may raise anything
             raise ValueError(
                 f"{path}: truncated, damaged, or not a pickle of CIFAR: {error!r}"
             ) from error
-        if not isinstance(batch, dict) or not {b"data", self.labels} <= batch.keys():
+        if not isinstance(batch, dict) or not {"data", self.labels} <= batch.keys():
             got = [*batch] if isinstance(batch, dict) else type(batch).__name__
             raise ValueError(
-                f"{path}: no batch of {self.name}: a dict with b'data' and {self.labels} is wanted, got {got}"
+                f"{path}: no batch of {self.name}: a dict with 'data' and {self.labels!r} is wanted, got {got}"
             )
-        match pixels := batch[b"data"]:
+        match pixels := batch["data"]:
             case np.ndarray(dtype=np.uint8, shape=(_, width)) if width == PIXELS:
                 return self._checked(path, pixels, batch[self.labels])
         raise ValueError(
@@ -380,7 +384,7 @@ class Cifar:
 CIFAR10 = Cifar(
     name="cifar10",
     classes=10,
-    labels=b"labels",
+    labels="labels",
     label_bytes=1,
     python="cifar-10-batches-py",
     binary="cifar-10-batches-bin",
@@ -390,7 +394,7 @@ CIFAR10 = Cifar(
 CIFAR100 = Cifar(
     name="cifar100",
     classes=100,
-    labels=b"fine_labels",
+    labels="fine_labels",
     label_bytes=2,
     python="cifar-100-python",
     binary="cifar-100-binary",
@@ -484,6 +488,14 @@ def _cnn_of_turned() -> nn.Module:
     return nn.Sequential(RandomTurn(degrees=20, shift=2), small_cnn(28, width=8))
 
 
+CROPS = RandomView(shift=4, erase=0.0, margin="constant")
+
+
+def _cropped_and_mirrored(batch: list[torch.Tensor]) -> list[torch.Tensor]:
+    images, labels = batch
+    return [CROPS(images), labels]
+
+
 IMAGE_TASKS = (
     Task(
         "digits",
@@ -527,6 +539,20 @@ IMAGE_TASKS = (
         lr=0.01,
         batch_size=128,
         classes=CLASSES["cifar10"],
+    ),
+    *(
+        Task(
+            f"cifar10-{network.__name__}",
+            CIFAR10.find,
+            CIFAR10.load,
+            partial(network, channels=3),
+            lr=0.1,
+            batch_size=128,
+            classes=CLASSES["cifar10"],
+            lr_factor=three_steps,
+            transform=_cropped_and_mirrored,
+        )
+        for network in (resnet8, resnet20)
     ),
     Task(
         "cifar100",

@@ -16,13 +16,17 @@ class RandomView(nn.Module):
         shift: Largest shift in pixels, in each direction, 0 or more. Default: 2.
         erase: Chance that a square of an image is set to 0, the mean of normalized images, [0, 1]. Default: 0.1.
         side: Side of that square in pixels. Default: 8.
+        margin: Pixels beyond the image, a mode of `torch.nn.functional.pad`. Default "replicate": those of its edge.
     """
 
-    def __init__(self, shift: int = 2, erase: float = 0.1, side: int = 8) -> None:
+    def __init__(
+        self, shift: int = 2, erase: float = 0.1, side: int = 8, margin: str = "replicate"
+    ) -> None:
         super().__init__()
         self.shift = shift
         self.erase = erase
         self.side = side
+        self.margin = margin
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns views of images of shape (N, channels, H, W)."""
@@ -30,13 +34,15 @@ class RandomView(nn.Module):
             return images
         n, _, height, width = images.shape
         draws = torch.rand(6, n, 1, device=images.device)
-        down, right = ((2 * self.shift + 1) * draws[:2] - self.shift).floor().long()
-        rows = (torch.arange(height, device=images.device) + down).clamp(0, height - 1)
-        columns = (torch.arange(width, device=images.device) + right).clamp(0, width - 1)
-        columns = torch.where(draws[2] < 0.5, width - 1 - columns, columns)
-        views = images.gather(2, rows[:, None, :, None].expand_as(images)).gather(
-            3, columns[:, None, None].expand_as(images)
+        down, right = ((2 * self.shift + 1) * draws[:2] - self.shift).floor().long() + self.shift
+        padded = F.pad(images, [self.shift] * 4, self.margin)
+        rows = torch.arange(height, device=images.device) + down
+        columns = torch.arange(width, device=images.device) + right
+        columns = torch.where(draws[2] < 0.5, padded.shape[3] - 1 - columns, columns)
+        bands = padded.gather(
+            2, rows[:, None, :, None].expand(-1, images.shape[1], -1, padded.shape[3])
         )
+        views = bands.gather(3, columns[:, None, None].expand_as(images))
         tops = (draws[3] * (height - self.side + 1)).floor()
         lefts = (draws[4] * (width - self.side + 1)).floor()
         within = self._within(height, tops)[:, :, None] & self._within(width, lefts)[:, None, :]

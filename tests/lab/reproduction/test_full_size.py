@@ -10,9 +10,8 @@ from thresher_lab.recipes.batches import rate_of
 from thresher_lab.recipes.running import task_of
 from thresher_lab.recipes.schema import file_of, read_recipe, recipe_names
 from thresher_lab.reproduction import ARTEFACTS
-from thresher_lab.reproduction.artefact import Claim
-from thresher_lab.reproduction.full_size import at_full_size, plan, with_settings_of
-from thresher_lab.training.specs import parse_methods
+from thresher_lab.reproduction.artefact import FIVE_SEEDS, Claim, specs_of
+from thresher_lab.reproduction.full_size import at_full_size, on_task, plan, with_settings_of
 
 PAIRS = [(artefact, recipe) for artefact in ARTEFACTS.values() for recipe in artefact.recipes][
     :: depth(5, 1)
@@ -30,8 +29,7 @@ def test_each_recipe_trains_its_part_with_at_least_one_claim(artefact, recipe):
     for part in found.parts:
         assert part.task.partition("@")[0] == f"recipe:{recipe}"
         assert part.epochs == task.epochs  # pyright: ignore[reportAttributeAccessIssue]
-        for text in part.rows.values():
-            parse_methods(text.replace("{scores}", "el2n.parquet"))
+        assert specs_of(part, Path("el2n.parquet")).keys() == part.rows.keys()
         assert len(found.parts) > 1 or not any(
             claim.text.startswith(f"{part.name}: ") for claim in found.claims
         )
@@ -90,11 +88,11 @@ def test_steps_of_the_warmup_fit_the_training(recipe, full):
     for given, steps in (({}, full), ({"batch_size": 64}, 2 * full), ({"smoke": True}, 8)):
         [part] = at_full_size(table, recipe, **given).parts
         specs = [
-            parse_methods(text)[0]
-            for row, text in part.rows.items()
-            if row != "importance sampling"
+            spec
+            for row, spec in specs_of(part, None).items()
+            if row.startswith("Selective-Backprop")
         ]
-        assert {spec.settings["warmup_steps"] for spec in specs} == {steps}
+        assert len(specs) == 5 and {spec.settings["warmup_steps"] for spec in specs} == {steps}
 
 
 def test_scores_are_those_of_the_recipe():
@@ -219,3 +217,37 @@ def test_what_has_no_form_at_full_size_says_so():
         ValueError, match=r"--recipe: kakurenbo-table-4: no recipe 'wrn-28-10'.*resnet50-a"
     ):
         at_full_size(ARTEFACTS["kakurenbo-table-4"], "wrn-28-10")
+
+
+def test_a_task_replaces_the_stand_in():
+    table = on_task(
+        ARTEFACTS["selective-backprop-time-to-target"], "cifar10-resnet8@10000", data=Path("/data")
+    )
+    [part] = table.parts
+    specs = specs_of(part, None)
+    assert (part.task, part.epochs, table.seeds) == ("cifar10-resnet8@10000", 40, FIVE_SEEDS)
+    assert table.name == "selective-backprop-time-to-target@cifar10-resnet8@10000"
+    assert table.command == (
+        "thresher reproduce selective-backprop-time-to-target --task cifar10-resnet8@10000 --data DIR"
+    )
+    assert specs["Selective-Backprop"].label == "selective_backprop:beta=1:start=0.025 twice"
+    assert len(table.claims) == 3 and "Fashion-MNIST" not in table.here
+
+
+def test_a_task_trains_the_first_part_and_keeps_its_claims():
+    table = on_task(ARTEFACTS["kakurenbo-table-3"], "digits@300", epochs=2, seeds=[0, 1])
+    assert [part.name for part in table.parts] == ["recipe A"] and table.parts[0].epochs == 2
+    assert len(table.claims) == 2 and table.claims[0].text.startswith("at 0.")
+    assert table.command.endswith("--task digits@300 --epochs 2 --seeds 0,1")
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "message"),
+    [
+        ("diet-sb-c", "digits", "--task: diet-sb-c needs the tasks it has; leave --task out"),
+        ("diet-sb-a", "cifar10-resnet9", "no task 'cifar10-resnet9'; did you mean"),
+    ],
+)
+def test_tasks_that_cannot_replace_a_stand_in(name, task, message):
+    with pytest.raises(ValueError, match=message):
+        on_task(ARTEFACTS[name], task)

@@ -613,8 +613,10 @@ def test_a_condition_that_does_not_hold_tests_nothing(made):
         (["diet-sb-a", "--accumulate", "2"], "--batch-size and --accumulate go with --recipe"),
         (
             ["all", "--recipe", "wrn-28-10"],
-            "--recipe: give one table or figure, got kakurenbo-table-2-deit, ",
+            "--recipe and --task: give one table or figure, got kakurenbo-table-2-deit, ",
         ),
+        (["diet-sb-a", "--epochs", "2"], "--epochs and --seeds go with --task"),
+        (["diet-sb-a", "--task", "digits", "--recipe", "wrn-28-10"], "--task is given without"),
         (
             ["all", "--recipe", "all"],
             "--recipe all: goes with --dry-run, which prints all commands, or --smoke",
@@ -705,3 +707,38 @@ def test_a_dry_run_of_a_recipe_trains_nothing(tmp_path):
     found = CliRunner().invoke(app, given)
     assert found.exit_code == 0, found.output
     assert "ada_selection:keep=0.3" in found.output and not (tmp_path / "work").exists()
+
+
+TIME_TO_TARGET = "selective-backprop-time-to-target"
+
+
+def test_a_task_without_its_data_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("THRESHER_DATA", raising=False)
+    given = [TIME_TO_TARGET, "--task", "cifar10-resnet8@10000", "--work", str(tmp_path / "work")]
+    done = CliRunner().invoke(app, given)
+    assert isinstance(done.exception, FileNotFoundError)
+    assert "torchvision.datasets.CIFAR10 with download=True" in str(done.exception)
+    assert not (tmp_path / "work").exists()
+
+
+def test_results_on_a_task_have_its_name_and_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "Workers", InProcessWorkers)
+    given = [TIME_TO_TARGET, "--task", "digits@100", "--epochs", "2", "--seeds", "0", "-q"]
+    given += ["--work", str(tmp_path), "--jobs", "1"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    [file] = (tmp_path / "results").iterdir()
+    assert file.name == f"{TIME_TO_TARGET}@digits@100.json"
+    found = json.loads(file.read_text())
+    assert [part["epochs"] for part in found["parts"]] == [2]
+    assert "on `digits@100`" in (tmp_path / f"{file.stem}.md").read_text()
+    planned = CliRunner().invoke(app, [*given, "--dry-run"])
+    assert "8 of 8 runs are finished" in planned.output
+
+
+def test_a_sentence_names_the_task_that_tested_it(made):
+    found = made[1]
+    on_task = {**found, "name": f"small@{found['parts'][0]['task']}"}
+    at_full_size = {**found, "name": "small@wrn-28-10"}
+    text = paper_pages([found, on_task, at_full_size], {}, [], "index.md")["a-paper.md"]
+    assert "; on `digits@100` " in text and "; at full size " in text

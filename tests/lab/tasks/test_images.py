@@ -1,8 +1,10 @@
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from thresher_lab.recipes.running import task_of
 from thresher_lab.tasks import TASKS, images
+from thresher_lab.tasks.base import Data
 
 COLORED = ("cifar10", "cifar100", "svhn")
 
@@ -13,7 +15,8 @@ def test_networks_fit_their_images_and_seeds_fix_them(name):
     state = torch.get_rng_state()
     model, same, other = task.build(3), task.build(3), task.build(4)
     assert torch.equal(torch.get_rng_state(), state)
-    shape = {"digits": (1, 8, 8), **dict.fromkeys(COLORED, (3, 32, 32))}.get(name, (1, 28, 28))
+    shape = (3, 32, 32) if name.startswith(COLORED) else (1, 28, 28)
+    shape = (1, 8, 8) if name == "digits" else shape
     assert model(torch.zeros(2, *shape)).shape == (2, 100 if name == "cifar100" else 10)
     weights, others = model.state_dict(), other.state_dict()
     assert all(
@@ -54,3 +57,23 @@ def test_classes_that_have_names_give_them():
     }
     assert counts["cifar100"] == 100 and counts["cifar10"] == 10 and counts["digits"] is None
     assert {count for name, count in counts.items() if name.startswith("fashion-mnist")} == {10}
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet8", "cifar10-resnet20"])
+def test_cifar10_is_trained_on_new_crops_in_each_epoch(name):
+    task = task_of(name)
+    pictures, labels = torch.rand(6, 3, 32, 32) + 1, torch.arange(6)
+    data = Data(TensorDataset(pictures, labels), pictures, labels)
+    loader = task.training(data, 0).loader
+    torch.manual_seed(0)
+    [(first, targets)], [(second, others)] = list(loader), list(loader)
+    assert not torch.equal(first[targets.argsort()], second[others.argsort()])
+    assert (first == 0).any() and {*first.unique().tolist()} <= {0.0, *pictures.unique().tolist()}
+    torch.manual_seed(0)
+    [(again, _)] = list(task.training(data, 0).loader)
+    assert torch.equal(first, again)
+
+
+def test_the_learning_rate_on_cifar10_falls_in_three_steps():
+    factors = [TASKS["cifar10-resnet8"].lr_factor(done / 40) for done in (0, 11, 12, 24, 32, 39)]
+    assert factors == pytest.approx([1, 1, 0.2, 0.04, 0.008, 0.008])

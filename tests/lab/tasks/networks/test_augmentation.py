@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn import functional as F
 
 from thresher_lab.tasks import built_in
 from thresher_lab.tasks.networks import RandomTurn, RandomView
@@ -13,16 +14,18 @@ def test_images_pass_unchanged_where_nothing_is_trained():
     assert torch.equal(RandomView().eval()(images()), images())
 
 
-def test_a_view_is_the_image_mirrored_and_shifted():
+@pytest.mark.parametrize("margin", ["replicate", "constant"])
+def test_a_view_is_the_image_mirrored_and_shifted(margin):
     torch.manual_seed(0)
-    views, whole = RandomView(shift=1, erase=0.0)(images()), images()
+    views = RandomView(shift=1, erase=0.0, margin=margin)(images())
+    whole = F.pad(images(), [1] * 4, margin)
     found = set()
     for view, image in zip(views[:, 0], whole[:, 0], strict=True):
         for mirrored in (False, True):
             for down in (-1, 0, 1):
                 for right in (-1, 0, 1):
-                    rows, columns = ((torch.arange(28) + by).clamp(0, 27) for by in (down, right))
-                    expected = image[rows][:, 27 - columns if mirrored else columns]
+                    rows, columns = (torch.arange(28) + by for by in (1 + down, 1 + right))
+                    expected = image[rows][:, 29 - columns if mirrored else columns]
                     if torch.equal(view, expected):
                         found.add((mirrored, down, right))
     assert len(found) == 18
