@@ -235,7 +235,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[PretendedCuda]:
         with mode:
             return repeat(self, *args)
 
-    def traced(self: Any, tensors: Any, *args: Any) -> Any:
+    def traced(self: Any, settings: Any, tensors: Any, *args: Any) -> Any:
         changed = [
             (one, type(one))
             for one in (*tensors, *self.wrapped.parameters(), *self.wrapped.buffers())
@@ -246,7 +246,7 @@ def pretended_cuda(monkeypatch: Any) -> Iterator[PretendedCuda]:
             )
         try:
             with torch._C.DisableTorchFunction():  # pyright: ignore[reportAttributeAccessIssue]
-                return trace(self, tensors, *args)
+                return trace(self, settings, tensors, *args)
         finally:
             for one, kind in changed:
                 one.__class__ = kind

@@ -125,11 +125,16 @@ def trace_once_per_architecture(trace: Any) -> Any:
     """A method to put in the place of `SubsetBackward._trace`, which is `trace`: it traces models of one tensor only once."""
 
     def found(
-        self: SubsetBackward, tensors: list[Tensor], rebuild: Any, sizes: Any, varying: Any = ()
+        self: SubsetBackward,
+        settings: Any,
+        tensors: list[Tensor],
+        rebuild: Any,
+        sizes: Any,
+        varying: Any = (),
     ) -> Graphs:
         args, kwargs = rebuild(tensors)
         if varying or len(tensors) > 1 or len(args) != 1 or args[0] is not tensors[0] or kwargs:
-            return trace(self, tensors, rebuild, sizes, varying)
+            return trace(self, settings, tensors, rebuild, sizes, varying)
         (x,) = tensors
         kind = (
             x.shape[1:],
@@ -144,7 +149,7 @@ def trace_once_per_architecture(trace: Any) -> Any:
         )
         graphs, _ = _ARCHITECTURES.get(key, (None, None))
         if graphs is None or not graphs.fits(tensors):
-            graphs = trace(self, tensors, rebuild, sizes)
+            graphs = trace(self, settings, tensors, rebuild, sizes)
             _ARCHITECTURES[key] = graphs, self.wrapped
         return graphs
 

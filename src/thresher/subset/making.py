@@ -144,7 +144,7 @@ def make_graphs(
             _examine_shorter(graphs, state, tensors, batched)
         except Exception as error:
             # The first assumption is the likeliest one, so the user reads why that one failed.
-            first_reason = first_reason or _as_unsupported(error)
+            first_reason = first_reason or as_unsupported(error)
         else:
             compiled = graphs
             if options is not None:
@@ -242,7 +242,7 @@ def _trace_free(
             )
             graphs = assemble(joint, *parts)
         except Exception as error:
-            reason = _as_unsupported(error)
+            reason = as_unsupported(error)
         else:
             if graphs.holds_for(n):
                 return graphs
@@ -259,7 +259,7 @@ def _compile(graphs: Graphs, *arguments: Any) -> Graphs:
     try:
         return compile_graphs(graphs, *arguments)
     except Exception as error:
-        graphs.uncompiled = str(_as_unsupported(error))
+        graphs.uncompiled = str(as_unsupported(error))
         return graphs
 
 
@@ -287,7 +287,8 @@ def _tensors_by_source(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
     }
 
 
-def _as_unsupported(error: Exception) -> Unsupported:
+def as_unsupported(error: Exception) -> Unsupported:
+    """Returns the reason why a module cannot be traced, for any error of the attempt."""
     if isinstance(error, Unsupported):
         return error
     reason = Unsupported(

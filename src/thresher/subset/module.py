@@ -62,9 +62,10 @@ def subset_backward(
     `losses[kept].mean().backward()`, its backward runs on those rows only. The gradients equal those of the model.
 
     The first call with inputs of a new kind traces the model (AOTAutograd, symbolic batch size) and tests the graphs on a few
-    rows. The first dimension of the inputs is the batch; tensors with another first dimension are shared by all samples. If an
-    operation lets samples affect each other, the plain model is used. The exception is batch normalization with the statistics
-    of the batch: gradients pass through it as if the kept rows were the whole batch (see `mixes_samples`).
+    rows: their outputs, random draws and gradients must be those of the model, or the plain model is used. The first dimension
+    of the inputs is the batch; tensors with another first dimension are shared by all samples. If an operation lets samples
+    affect each other, the plain model is used. The exception is batch normalization with the statistics of the batch: gradients
+    pass through it as if the kept rows were the whole batch (see `mixes_samples`).
 
     Calls are of the same kind if they agree in shapes (except the batch size), dtypes, constants among the arguments, and
     settings (attributes of the modules, and the globals and closures that the forward reads). Each kind needs a trace of its
@@ -258,7 +259,7 @@ class SubsetBackward(SubsetModule):
         settings = self._settings
         if settings is None or not settings.hold():
             settings = self._settings = Settings(self.wrapped)
-        chosen = self._graphs(inputs, rebuild, arguments, settings)
+        chosen = self._graphs(tensors, rebuild, arguments, settings)
         if chosen is None:
             return None
         graphs, n = chosen
@@ -345,7 +346,7 @@ class SubsetBackward(SubsetModule):
         try:
             # Tracing runs the forward an extra time: its changes to globals must not happen twice.
             with settings.outside.kept():
-                graphs = self._trace(tensors, rebuild, sizes, varying)
+                graphs = self._trace(settings, tensors, rebuild, sizes, varying)
         # Not stored as refused: the reason lies in the values of this batch, or may be gone in the next call.
         except (Unclear, HasEffects):
             raise
@@ -397,15 +398,28 @@ class SubsetBackward(SubsetModule):
 
     def _trace(
         self,
+        settings: Settings,
         tensors: list[Tensor],
         rebuild: Any,
         sizes: Counter[int],
         varying: Sequence[tuple[int, int]] = (),
     ) -> Graphs:
-        """Traces the model, and compiles the graphs if they are to be compiled."""
-        from thresher.subset.making import make_graphs
+        """Traces the model, checks the graphs against it, and compiles them if they are to be compiled."""
+        from thresher.subset.making import as_unsupported, make_graphs
+        from thresher.subset.verify import check_against_module
 
-        graphs = make_graphs(self.wrapped, tensors, rebuild, sizes, self._options, varying)
+        inputs = [dense(tensor) for tensor in tensors]
+        graphs = make_graphs(self.wrapped, inputs, rebuild, sizes, self._options, varying)
+        checked = graphs.examined or graphs
+        # Whatever fails in this backward pass of the model itself leaves its graphs without a proof.
+        try:
+            with effects_undone(self.wrapped.named_modules()):
+                check_against_module(
+                    self.wrapped, checked, settings.tensors(checked), tensors, rebuild
+                )
+        except Exception as error:
+            reason = as_unsupported(error)
+            raise reason from reason.__cause__
         if graphs.compiled_backward is not None:
             self.compilations += 2
         elif graphs.uncompiled is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -125,14 +126,17 @@ def _allowed(module: fx.GraphModule) -> float:
     )
 
 
-def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
+def _check_close(
+    what: str, found: Any, wanted: Any, share: float, checked: str = "compiled graphs"
+) -> None:
     """Checks that results agree with the expected results.
 
     Args:
         what: Name of the results, for the message.
-        found: Results of the compiled graphs.
-        wanted: Results of the examined graphs.
+        found: Results of the graphs.
+        wanted: Expected results.
         share: Largest norm of a difference, divided by the norm of the result.
+        checked: Name of the graphs, for the message. Default: "compiled graphs".
 
     Raises:
         Unsupported: The results differ.
@@ -155,7 +159,7 @@ def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
         # Not `>`, which an error of NaN would pass.
         if not error <= share * scale:
             raise Unsupported(
-                f"its compiled graphs return other {what}, with a relative difference of {error / scale:.1e}"
+                f"its {checked} return other {what}, with a relative difference of {error / scale:.1e}"
             )
 
 
@@ -215,7 +219,20 @@ def _saved(graphs: Graphs, returned: Any) -> list[Any]:
     return [returned[value.index] for value in graphs.saved]
 
 
-DRAWS = frozenset({"rand", "rand_like", "randn", "randn_like", "uniform", "normal", "exponential"})
+DRAWS = frozenset(
+    {
+        "rand",
+        "rand_like",
+        "randn",
+        "randn_like",
+        "uniform",
+        "normal",
+        "exponential",
+        "geometric",
+        "cauchy",
+        "log_normal",
+    }
+)
 CHANCES = frozenset({"dropout_p", "dropout", "p"})
 """Names of the arguments that are a dropout probability."""
 
@@ -278,6 +295,169 @@ def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
         tensor[start : start + few] if tensor.dim() and place not in graphs.shared else tensor
         for place, tensor in enumerate(tensors)
     ]
+
+
+def check_against_module(
+    module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any
+) -> None:
+    """Compares outputs, random draws and gradients of graphs with those of their module, on a few samples of a call.
+
+    Leaves random states, buffers and gradients as they were, and runs no hook of a parameter.
+
+    Args:
+        module: Module that was traced.
+        graphs: Graphs of the module, not compiled, because Inductor draws other random numbers.
+        own: Tensors of the module that the graphs read and update.
+        tensors: Tensors of the call, in the memory formats of the caller.
+        rebuild: Function that returns args and kwargs of a call from its tensors.
+
+    Raises:
+        Unsupported: The results differ.
+        Unclear: The gradients are not finite.
+    """
+    few = [
+        _without_nan(tensor.detach()).requires_grad_(tensor.requires_grad)
+        for tensor in _some_samples(graphs, tensors)
+    ]
+    inputs = [dense(few[i]).detach() if isinstance(i, int) else i for i in own.inputs]
+    n = len(few[graphs.first])
+    device = tensors[0].device
+    with rng.undisturbed(device):
+        before = rng.capture(device)
+        with torch.no_grad(), torch._C._DisableAutocast():
+            returned = graphs.forward(inputs)
+        after = rng.capture(device)
+        rng.restore(before, device)
+        # Up to the end of the backward pass, in which checkpoints call parts of the module again.
+        with _tensors_replaced(module) as replicas:
+            args, kwargs = rebuild(few)
+            outputs = list(leaves(without_caches(module(*args, **kwargs)), objects=False))
+            same = rng.equal(after, rng.capture(device))
+            detached = (output.detach() for output in outputs)
+            if not same or any(map(_differ, detached, _outputs(graphs, returned))):
+                raise Unsupported("its graphs return other outputs or draw other random numbers")
+            outputs = [outputs[position] for position in graphs.differentiable]
+            rows, tangents = _tangents_of_some(graphs, outputs, n)
+            reached = [
+                pair for pair in zip(outputs, tangents, strict=True) if pair[0].requires_grad
+            ]
+            # Not `torch.autograd.grad`, which reentrant checkpoints do not support.
+            torch.autograd.backward(
+                [output for output, _ in reached], [tangent for _, tangent in reached]
+            )
+    wanted = {key: leaf.grad for key, leaf in (*replicas.items(), *enumerate(few))}
+    with torch.no_grad(), torch._C._DisableAutocast():
+        for chosen, given in _forms(graphs, rows, tangents, n):
+            computed = run_backward(graphs, _saved(graphs, returned), given, chosen, n)
+            _check_gradients(graphs, own, computed, wanted, chosen, n)
+
+
+def _without_nan(tensor: Tensor) -> Tensor:
+    """Replaces NaN by 0, because a batch with NaN is only one batch, and no reason to refuse the model."""
+    if tensor.is_floating_point() and bool(tensor.isnan().any()):
+        return tensor.nan_to_num(0, math.inf, -math.inf)
+    return tensor
+
+
+def _tangents_of_some(
+    graphs: Graphs, outputs: list[Tensor], n: int
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Draws gradients of outputs that are zero for every second sample.
+
+    Returns:
+        Positions of the other samples, and the gradients; None and gradients of all samples if all of them are needed.
+    """
+    drawn = [torch.randn_like(output) for output in outputs]
+    layouts = [graphs.outputs[position] for position in graphs.differentiable]
+    # Normalization of the batch needs the gradients of all samples, as does an output without samples.
+    if graphs.mixing or None in layouts:
+        return None, drawn
+    rows = torch.arange(0, n, 2, device=outputs[0].device)
+    pairs = zip(drawn, layouts, strict=True)
+    return rows, [at.put(at.take(t, rows, n), rows, n) for t, at in pairs if at is not None]
+
+
+def _forms(
+    graphs: Graphs, rows: Tensor | None, tangents: list[Tensor], n: int
+) -> Iterator[tuple[Tensor | None, list[Tensor]]]:
+    """Yields the same gradients of outputs as a backward pass may get them: in two memory formats, and without zeros."""
+    yield None, list(tangents)
+    # The gradient of a loss that permutes the outputs, as for one loss per pixel.
+    permuted = [
+        t.movedim(1, -1).contiguous().movedim(-1, 1)
+        if t.dim() > 2 and t.is_contiguous()
+        else t.contiguous()
+        for t in tangents
+    ]
+    yield None, list(permuted)
+    if rows is not None:
+        layouts = [graphs.outputs[position] for position in graphs.differentiable]
+        pairs = zip(permuted, layouts, strict=True)
+        yield rows, [at.take(t, rows, n) for t, at in pairs if at is not None]
+
+
+def _check_gradients(
+    graphs: Graphs,
+    own: GraphTensors,
+    computed: Any,
+    wanted: dict[int, Tensor | None],
+    rows: Tensor | None,
+    n: int,
+) -> None:
+    """Compares gradients with those of the module, by the `id` of a parameter or the position of an input.
+
+    Raises:
+        Unsupported: The gradients differ.
+        Unclear: The gradients are not finite.
+    """
+    triples = zip(computed, graphs.grad_layouts, graphs.grads, strict=True)
+    results = [
+        gradient if layout is None or rows is None else layout.put(gradient, rows, n)
+        for gradient, layout, source in triples
+        if source is not None
+    ]
+    keys = [key if isinstance(key, int) else id(key) for key in own.differentiated]
+    found: dict[int, Tensor] = {}
+    # A tied weight has one gradient for each of its names.
+    for key, gradient in zip(keys, results, strict=True):
+        found[key] = found[key] + gradient if key in found else gradient
+    # No gradient counts as zeros: autograd gives none to a parameter that the outputs do not depend on.
+    pairs = [
+        (_or_zeros(found.get(key), gradient), _or_zeros(gradient, found.get(key)))
+        for key, gradient in wanted.items()
+        if gradient is not None or key in found
+    ]
+    share = _allowed(graphs.forward_module)
+    gradients = [result for result, _ in pairs]
+    _check_close("gradients", gradients, [gradient for _, gradient in pairs], share, "graphs")
+
+
+def _or_zeros(gradient: Tensor | None, other: Any) -> Tensor:
+    return torch.zeros_like(other) if gradient is None else gradient
+
+
+@contextlib.contextmanager
+def _tensors_replaced(module: nn.Module) -> Iterator[dict[int, nn.Parameter]]:
+    """Gives a module parameters without hooks, in the memory of its own, and copies of its buffers, until the block ends.
+
+    Yields:
+        The parameters, by the `id` of those that they replace.
+    """
+    replicas = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
+    tensors: dict[str, Tensor] = {name: replicas[id(p)] for name, p in module.named_parameters()}
+    tensors |= {name: buffer.clone() for name, buffer in module.named_buffers()}
+    cached = torch.is_autocast_cache_enabled()
+    # The cache would keep casts of these parameters until the caller leaves autocast.
+    torch.set_autocast_cache_enabled(False)
+    try:
+        # Parts that torch.compile has compiled are not compiled again for these tensors.
+        with (
+            torch.compiler.set_stance("force_eager"),
+            _reparametrize_module(module, tensors, tie_weights=True),
+        ):
+            yield replicas
+    finally:
+        torch.set_autocast_cache_enabled(cached)
 
 
 @contextlib.contextmanager
