@@ -198,9 +198,8 @@ def mean_iou(confused: Tensor) -> float:
     return float((intersection / union)[union > 0].mean())
 
 
-EVALUATION_BATCH = (
-    128  # at 1000, the activations of a ResNet leave the cache, and a CPU takes twice as long
-)
+# With 1,000 images, the activations of a ResNet exceed the cache, and a CPU takes twice as long.
+EVALUATION_BATCH = 128
 
 
 def one_cycle(progress: float, warm_up: float = 0.2, floor: float = 0.04) -> float:
