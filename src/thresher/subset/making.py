@@ -22,6 +22,7 @@ from thresher.subset.assembly import assemble
 from thresher.subset.graphs import Graphs, Unclear, Unsupported, aten
 from thresher.subset.mixing import examine, trial, trial_arguments
 from thresher.subset.simplify import RESHAPES, bind, simplify, undropped, undropped_
+from thresher.subset.trace_budget import Budget, OverBudget
 from thresher.subset.trace_key import check_traceable
 from thresher.subset.verify import same_results
 
@@ -131,17 +132,22 @@ def make_graphs(
     check_traceable(module)
     state = _tensors_by_source(module)
     first_reason = None
+    # For all attempts together.
+    budget = Budget()
     for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
         try:
-            graphs = _trace_free(
-                module,
-                rebuild,
-                tensors,
-                batched,
-                [(i, d) for i, d in varying if d or not batched[i]],
-            )
-            examine(graphs, state, tensors, batched)
-            _examine_shorter(graphs, state, tensors, batched)
+            with budget:
+                graphs = _trace_free(
+                    module,
+                    rebuild,
+                    tensors,
+                    batched,
+                    [(i, d) for i, d in varying if d or not batched[i]],
+                )
+                examine(graphs, state, tensors, batched)
+                _examine_shorter(graphs, state, tensors, batched)
+        except OverBudget:
+            raise
         except Exception as error:
             # The first assumption is the likeliest one, so the user reads why that one failed.
             first_reason = first_reason or as_unsupported(error)
@@ -241,6 +247,8 @@ def _trace_free(
                 joint.graph, None, num_fwd_outputs=outputs, static_lifetime_input_indices=[]
             )
             graphs = assemble(joint, *parts)
+        except OverBudget:
+            raise
         except Exception as error:
             reason = as_unsupported(error)
         else:

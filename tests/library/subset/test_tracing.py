@@ -13,7 +13,7 @@ from torch.distributed import _functional_collectives as functional_collectives
 
 from depth import depth
 from subset_cases import Calls, numbers, same_as_plain, wrap
-from thresher.subset import SubsetBackward, subset_backward
+from thresher.subset import SubsetBackward, subset_backward, trace_budget, tracing
 
 X = numbers(7, 6)
 ROWS = torch.tensor([1, 4])
@@ -236,3 +236,24 @@ def test_kinds_of_containers_are_kept() -> None:
     found = sub(X)
     assert type(found) is collections.OrderedDict and type(found["p"]) is Pair and found["p"].b == 3
     assert found["l"][0] == 6 and torch.equal(found["l"][1], torch.arange(3))
+
+
+@pytest.mark.parametrize("limit", ["MOST_OPERATIONS", "MOST_SECONDS"])
+def test_a_long_trace_is_given_up(monkeypatch, limit) -> None:
+    def loops(m, x):
+        for _ in range(40):
+            x = x + m.linear(x).tanh()
+        return x
+
+    monkeypatch.setattr(trace_budget, limit, {"MOST_OPERATIONS": 300, "MOST_SECONDS": 0.0}[limit])
+    make = mock.Mock(wraps=tracing.trace_joint)
+    monkeypatch.setattr(tracing, "trace_joint", make)
+    model = Calls(loops)
+    x = torch.randn(8, 6)
+    sub = subset_backward(model.to(x.dtype), strict=False)
+    with pytest.warns(UserWarning, match="tracing it takes more than") as caught:
+        outputs = sub(x)
+    assert torch.equal(sub(x), outputs)
+    assert torch.equal(outputs, model(x))
+    assert len(caught) == 1
+    assert make.call_count <= 1  # no other assumption about the batch is tried
