@@ -118,22 +118,16 @@ def attach(
 
     Raises:
         TypeError: `trainer` is not a GRPOTrainer, the policy is a class or lacks a method, or `outcome` is not a function.
-        ValueError: A setting of the trainer gives rows with an advantage of 0 a gradient or makes rows depend on each other,
-            the policy has another number of prompts than the dataset, `rollouts` or `cap` is out of its range, or `outcome` has
-            neither a policy nor `refill` to act on.
+        ValueError: The trainer computes another loss than that of GRPOTrainer, a setting gives rows with an advantage of 0 a
+            gradient or makes rows depend on each other, the policy has another number of prompts than the dataset, `rollouts`
+            or `cap` is out of its range, or `outcome` has neither a policy nor `refill` to act on.
         RuntimeError: Raised in training: a group has different prompts, or a batch has unknown entries.
     """
-    if not all(
-        hasattr(trainer, name)
-        for name in ("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")
-    ):
-        raise TypeError(
-            f"thresher.trl.attach: `trainer` must be a GRPOTrainer of TRL, got {type(trainer).__name__}"
-        )
     if isinstance(trainer, Selection):
         raise ValueError(
             "thresher.trl.attach: the trainer has a selection already; call attach once"
         )
+    _check_loss(trainer)
     _check_trainer(trainer)
     _check_choice(trainer, policy, rollouts)
     if outcome is not None and (not callable(outcome) or inspect.iscoroutinefunction(outcome)):
@@ -171,6 +165,32 @@ def _add_outcome(trainer: Any, outcome: Callable[..., Any]) -> None:
     trainer.reward_func_names = [*trainer.reward_func_names, "outcome"]
     trainer.reward_processing_classes = [*trainer.reward_processing_classes, None]
     trainer.reward_weights = functional.pad(trainer.reward_weights, (0, 1))
+
+
+def _check_loss(trainer: Any) -> None:
+    """Checks that the loss is that of GRPOTrainer: how the gradient depends on the left-out rows is known only for it."""
+    bases = type(trainer).__mro__
+    grpo = next(
+        (
+            base
+            for base in bases
+            if base.__name__ == "GRPOTrainer" and base.__module__.startswith("trl.")
+        ),
+        None,
+    )
+    if grpo is None:
+        raise TypeError(
+            f"thresher.trl.attach: `trainer` must be a GRPOTrainer of TRL, got {type(trainer).__name__}, whose loss is not "
+            "supported. Train it without attach"
+        )
+    for name in ("compute_loss", "_compute_loss"):
+        # Looked up on the trainer, too, because a function may be assigned to it.
+        method = getattr(trainer, name)
+        if getattr(method, "__func__", method) is not getattr(grpo, name):
+            raise ValueError(
+                f"thresher.trl.attach: {type(trainer).__name__} replaces {name} of GRPOTrainer, and skipping rows may change "
+                "the gradient of its loss. Train it without attach, or use GRPOTrainer with one of its loss types"
+            )
 
 
 def _check_trainer(trainer: Any) -> None:
@@ -449,13 +469,16 @@ class Selection:
 
 
 def _rows_to_keep(inputs: Mapping[str, Tensor], accelerator: Any) -> Tensor:
-    """Returns the rows with an advantage other than 0, filled up to the same number on every rank, at least one.
+    """Returns the rows that have a gradient, filled up to the same number on every rank, at least one.
 
     TRL gathers a metric of each row from all ranks, and DDP waits for all ranks.
     """
-    signal = inputs["advantages"] != 0
+    tokens = _counted(inputs).sum(1)
+    signal = (inputs["advantages"] != 0) & (tokens > 0)
     count = max(1, int(accelerator.gather(signal.sum().unsqueeze(0)).max()))
-    others = _counted(inputs).sum(1).argsort(stable=True)  # the shortest rows fill up
+    # The shortest rows fill up, those without tokens last, because TRL's metrics are means over tokens.
+    order = tokens.masked_fill(tokens == 0, tokens.max() + 1)
+    others = order.argsort(stable=True)
     return torch.cat((signal.nonzero().flatten(), others[~signal[others]]))[:count].sort().values
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -309,6 +310,64 @@ def test_what_cannot_be_exact_is_refused(name, value, match, tmp_path):
     ):
         thresher.trl.attach(made)
     assert type(made) is trl.GRPOTrainer
+
+
+class WithEntropy(trl.GRPOTrainer):
+    def _compute_loss(self, model, inputs):
+        return super()._compute_loss(model, inputs) + 1
+
+
+class WithOtherLoss(trl.GRPOTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) + 1
+
+
+@pytest.mark.parametrize(
+    ("of", "name"), [(WithEntropy, "_compute_loss"), (WithOtherLoss, "compute_loss")]
+)
+def test_a_trainer_with_another_loss_is_refused(of, name, tmp_path):
+    made = trainer(tmp_path, of=of)
+    match = f"{of.__name__} replaces {name} of GRPOTrainer.*Train it without attach, or use GRPO"
+    with pytest.raises(ValueError, match=match):
+        thresher.trl.attach(made)
+    assert type(made) is of
+
+
+def test_a_loss_assigned_to_the_trainer_is_refused(tmp_path):
+    made = trainer(tmp_path)
+    made._compute_loss = lambda model, inputs: 0
+    with pytest.raises(ValueError, match="GRPOTrainer replaces _compute_loss"):
+        thresher.trl.attach(made)
+
+
+def test_other_trainers_of_trl_are_refused():
+    made = object.__new__(trl.RLOOTrainer)
+    with pytest.raises(
+        TypeError, match="got RLOOTrainer, whose loss is not supported. Train it without attach"
+    ):
+        thresher.trl.attach(made)
+
+
+def test_a_step_without_signal_logs_metrics_of_rows_with_tokens(tmp_path):
+    """Completions that were cut off are masked, so that they have no tokens."""
+    settings = {"mask_truncated_completions": True}
+    made = trainer(tmp_path, reward=lambda completions, **_: [0.0] * len(completions), **settings)
+    counts = []
+    picks = thresher.trl.attach(made)
+    prepare = made._prepare_inputs
+    made._prepare_inputs = lambda given: counts.append(prepare(given)) or counts[-1]
+    trained(made)
+    assert picks.rows_trained == 4 and picks.groups_with_signal == 0
+    assert all(int(batch["completion_mask"].sum()) > 0 for batch in counts)
+    assert all(log["entropy"] > 0 for log in made.state.log_history if "entropy" in log)
+
+
+def test_rows_without_tokens_have_no_gradient():
+    """Every kept row has tokens, if any has, also if a row without tokens has an advantage."""
+    mask = torch.tensor([[0, 0], [1, 1], [1, 0], [0, 0]])
+    batch = {"advantages": torch.tensor([1.0, 0.0, 0.0, 0.0]), "completion_mask": mask}
+    alone = SimpleNamespace(gather=lambda value: value)
+    assert thresher.trl._rows_to_keep(batch, alone).tolist() == [2]
 
 
 def test_checkpoints_inside_of_a_generation_are_told(tmp_path):
