@@ -603,7 +603,7 @@ def map_of(
         has_classes: Whether the loss may be one of classes. If not, the dataset is not searched for them. Default: True.
     """
     columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}
-    seen = columns.pop("stratum", torch.full((1,), -1)).long().numpy()
+    seen = columns.pop("stratum", torch.full((1,), -1, dtype=torch.int64)).long().numpy()
     names: dict[int, str] = {}
     if labels is None:
         with suppress(ValueError):

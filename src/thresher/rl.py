@@ -406,7 +406,9 @@ class Uniform:
         """
         equally = 0
         if self.floor > 0:
-            equally = int((torch.rand(k, generator=self.generator) < self.floor).sum())
+            equally = int(
+                (torch.rand(k, dtype=torch.float32, generator=self.generator) < self.floor).sum()
+            )
         groups = torch.cat((self._next(equally), self._choose(k - equally)))
         sizes = self.group.bincount()
         starts = sizes.cumsum(0) - sizes

@@ -101,7 +101,9 @@ class Scores:
                 f"Scores: `{self.name}` is of {samples}{'' if complete else ' or more'} samples, but the dataset has {n}. "
                 "Score this dataset; a sample may have the score NaN."
             )
-        return torch.full((n,), torch.nan).index_copy_(0, self.ids, self.values)
+        return torch.full((n,), torch.nan, dtype=torch.float32).index_copy_(
+            0, self.ids, self.values
+        )
 
     @property
     def samples(self) -> int:

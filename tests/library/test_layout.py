@@ -353,3 +353,31 @@ def test_a_statement_makes_one_decision():
         for line, what in decisions_in_one_statement(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not found
+
+
+FACTORIES = {"empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros"}
+
+
+def without_dtype(tree):
+    """Yields the line of each factory of torch whose dtype would be the default dtype, which the user's script sets."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+        if not of_torch or any(keyword.arg == "dtype" for keyword in node.keywords):
+            continue
+        holds_floats = node.func.attr == "tensor" and any(
+            isinstance(one, ast.Constant) and isinstance(one.value, float) for one in ast.walk(node)
+        )
+        if node.func.attr in FACTORIES or holds_floats:
+            yield node.lineno
+
+
+def test_no_tensor_takes_its_dtype_from_the_default():
+    lines = [
+        f"{module}:{line}"
+        for module, path in MODULES.items()
+        if not module.startswith("thresher_lab")
+        for line in without_dtype(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not lines

@@ -3,15 +3,16 @@
 Signals of finished steps wait in a buffer. Those of many steps are then computed and written together.
 """
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from thresher.attribution.cost_meter import Meter
-from thresher.attribution.forward_passes import ForwardPass
+from thresher.attribution.forward_passes import KEY, ForwardPass
 from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.records import NEVER_SEEN, Column, Records
@@ -83,57 +84,6 @@ def add_up(first: Mapping[str, Tensor], more: Mapping[str, Tensor]) -> dict[str,
     return {**either, "loss": torch.where(both, first["loss"] + more["loss"], either["loss"])}
 
 
-class CreditedCall(NamedTuple):
-    """A call of the criterion whose loss was assigned to its samples.
-
-    Attributes:
-        identity: Identity of the outputs and targets, to recognize the same call again; None if unknown.
-        end: Sequence number of the first autograd node created after the loss.
-        origin: Forward pass that returned the outputs; None if it was not looked up.
-    """
-
-    identity: CallIdentity | None
-    end: int
-    origin: ForwardPass | None
-
-
-def credited_before(
-    calls: Sequence[CreditedCall],
-    outputs: Any,
-    call: CallIdentity | None,
-    batch: YieldedBatch | None,
-    meter: Meter,
-) -> bool | None:
-    """Returns whether an earlier call for the same samples had the same outputs as a loss.
-
-    Args:
-        calls: The earlier calls; an identity that is a number stands for the outputs that `run.model` returned last.
-        outputs: Outputs that the loss was computed from, in any nesting.
-        call: Identity of outputs and targets.
-        batch: Batch of the samples; None if unknown.
-        meter: Meter that knows the forward passes of the run's model.
-
-    Returns:
-        True if an earlier call had these outputs; False if one had other outputs of the same forward pass; None otherwise.
-    """
-    if not isinstance(call, tuple) or batch is None:
-        return None
-    made = call[0]
-    origin = meter.passes.origin(outputs)
-    returned = meter.passes.pass_with(made[0][0]) is origin
-    credit = None
-    for one in calls:
-        # In a plain loop, to save time, the forward pass of a loss was not looked up. Its outputs were the last that
-        # `run.model` returned for the batch before the loss, so the number of the batch is enough to find the pass now.
-        as_returned = one.origin is None and isinstance(one.identity, int)
-        of = meter.passes.last_pass(batch.number, one.end) if as_returned else one.origin
-        if isinstance(one.identity, tuple) and one.identity[0] == made:
-            return True
-        if of is not None and of is origin:
-            credit = credit or (as_returned and returned)
-    return credit
-
-
 class Deferred(Protocol):
     """Signals that are computed later: computing them for many small batches together takes a fraction of the time."""
 
@@ -176,26 +126,115 @@ OF_A_STEP = 2**9
 """Number of values that a step with computed signals counts for in the buffer, so that at most 64 such steps wait."""
 
 
+class LossCall:
+    """A call of the criterion or of `run.reduce`, and the hook that runs when a backward pass reaches its loss.
+
+    Args:
+        meter: Counts the samples of the passes.
+        identity: Identity of the outputs and targets, to recognize the same call again; None if unknown.
+        signals: Signals of the rows by name, or signals that are computed later.
+        rows: Indices of the rows that are trained on; None for all.
+
+    Attributes:
+        backwards: Number of backward passes before the call.
+        end: Sequence number of the first autograd node created after the loss.
+        origin: Forward pass that returned the outputs; None if it was not looked up.
+        begins: Whether the outputs are of a later forward pass than those of the calls before it for the same rows.
+        reached: Number of backward passes that reached the loss.
+        lost: Number of those whose gradients were cleared before a step.
+    """
+
+    __slots__ = (
+        "backwards", "begins", "end", "identity", "lost", "meter", "origin", "reached", "rows", "signals",
+    )  # fmt: skip
+    # torch warns when a tensor with a hook is pickled, unless the hook has this attribute.
+    __torch_unserializable__ = True
+
+    def __init__(
+        self,
+        meter: Meter,
+        identity: CallIdentity | None,
+        signals: EntrySignals,
+        rows: Tensor | None,
+    ) -> None:
+        self.meter = meter
+        self.identity = identity
+        self.signals = signals
+        self.rows = rows
+        self.backwards = meter.backwards
+        self.end = next_node()
+        self.origin: ForwardPass | None = None
+        self.begins = True
+        self.reached = self.lost = 0
+
+    def __call__(self, _: Any) -> None:
+        """Counts a backward pass."""
+        # First, because it may find that the gradients of the passes before this one were cleared.
+        self.meter.backward_begins()
+        self.reached += 1
+
+    def watch(self, value: Tensor) -> None:
+        """Counts the backward passes that reach a loss from now on."""
+        if not value.requires_grad:
+            return
+        node = value.grad_fn
+        if value._backward_hooks is None and node is not None:
+            # The same as `register_hook`, which takes four times as long: it would be a share of a small step.
+            value._backward_hooks = OrderedDict(((KEY, self),))
+            node._register_hook_dict(value)
+        else:
+            value.register_hook(self)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a backward pass reached the loss, and its gradients were not cleared."""
+        return self.reached > self.lost
+
+    def values(self) -> dict[str, Tensor]:
+        """Returns the signals; deferred signals are computed now."""
+        if not isinstance(self.signals, dict):
+            self.signals = self.signals.now()
+        return self.signals
+
+
+def sum_of_step(calls: Sequence[LossCall]) -> tuple[EntrySignals, Tensor | None, LossCall]:
+    """Returns the signals of some calls for the same rows, the rows that they train on, and the first call of the last pass.
+
+    The losses of several heads or forward passes add up. A forward pass after a backward pass (SAM, PGD, LBFGS) takes the place
+    of the one before it.
+    """
+    first, *later = calls
+    signals = first.signals
+    rows = first.rows
+    for call in later:
+        if call.begins and call.backwards > first.backwards:
+            signals = call.signals
+            rows = call.rows
+        else:
+            earlier = signals if isinstance(signals, dict) else signals.now()
+            signals = add_up(earlier, call.values())
+        if call.begins:
+            first = call
+    return signals, rows, first
+
+
 class Entry:
-    """Signals (such as losses) of some rows, assigned to their samples in the current step.
+    """The calls of the criterion for some rows in the current step, and the signals that they add up to.
 
     Args:
         attribution: Samples of the rows.
-        signals: Signals of the rows by name, or signals that are computed later.
-        call: Identity of outputs and targets, so that the same loss is not added twice; None if unknown.
-        rows: Indices of the rows that were trained on; None for all.
-        backwards: Number of backward passes before this loss.
+        call: The first call.
     """
 
-    origin: ForwardPass | None = None
-    """Forward pass of the outputs; None if it was not searched for, or not found."""
-    more: tuple[CreditedCall, ...] = ()
-    """Other calls of the criterion for the same rows."""
     # Weak references do not keep outputs alive, but keep their addresses from being reused by other outputs.
     sources: set[StorageWeakRef] | None = None
     """Storages of the outputs, by which `withdraw` finds the entry; None if it is certain which samples the rows are."""
-    fresh: Tensor | None = None
-    """Mask of the rows without an earlier loss in this step, shape (n,), bool; None for all."""
+    overlaps = False
+    """Whether another entry of the step may have some of the samples."""
+    counted_before: Tensor | None = None
+    """Mask of the rows whose samples an earlier entry of the step counts, shape (n,), bool; None for none."""
+    written_before: Tensor | None = None
+    """Mask of the rows that an earlier entry of the step has written, shape (n,), bool; None for none."""
     confirmed = False
     dirty = True
     recorded = False
@@ -203,28 +242,21 @@ class Entry:
     counted = False
     """Whether its samples were counted as trained on."""
     written: dict[str, Tensor] | None = None
-    instead: tuple[list[ForwardPass | None], EntrySignals, Tensor | None] | None = None
-    """What to write if no earlier forward pass of these rows takes part in the step after all.
 
-    A tuple: the earlier passes, whose losses were added to this one; the signals of this loss alone; its trained rows.
-    """
-
-    def __init__(
-        self,
-        attribution: Attribution,
-        signals: EntrySignals,
-        call: CallIdentity | None,
-        rows: Tensor | None,
-        backwards: int,
-    ) -> None:
+    def __init__(self, attribution: Attribution, call: LossCall) -> None:
         self.attribution = attribution
         self.key = attribution.key
-        self.signals = signals
-        self.call = call
-        self.rows = rows
-        self.backwards = backwards
-        self.end = next_node()
-        """Sequence number of the first autograd node created after this loss."""
+        self.calls = [call]
+        self.signals = call.signals
+        self.rows = call.rows
+        self.first = call
+        """First call of the last forward pass."""
+        self._summed: Sequence[LossCall] = self.calls[:]
+
+    @property
+    def end(self) -> int:
+        """Sequence number of the first autograd node created after the first loss of the last forward pass."""
+        return next((call for call in reversed(self.calls) if call.begins), self.calls[0]).end
 
     @property
     def trained(self) -> Tensor:
@@ -233,20 +265,94 @@ class Entry:
 
     @property
     def trained_once(self) -> Tensor:
-        """1 for each of these rows, 0 if an earlier loss of the step counts the row, int32."""
-        fresh = torch.ones_like(self.attribution.ids) if self.fresh is None else self.fresh
+        """1 for each of these rows, 0 if an earlier entry of the step counts the row, int32."""
+        if self.counted_before is None:
+            return torch.ones_like(self.trained, dtype=torch.int32)
+        fresh = ~self.counted_before
         return (fresh if self.rows is None else fresh[self.rows]).int()
 
     @property
-    def calls(self) -> tuple[CreditedCall, ...]:
-        """All calls of the criterion for these rows."""
-        return CreditedCall(self.call, self.end, self.origin), *self.more
+    def is_reached(self) -> bool:
+        """Whether a backward pass reached one of the losses, even if its gradients were cleared."""
+        return any(call.reached for call in self.calls)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a backward pass reached one of the losses, and its gradients were not cleared."""
+        return any(call.is_trained for call in self.calls)
+
+    def add_up(self, *, final: bool) -> None:
+        """Updates the signals: the sum of the losses that backward passes reached.
+
+        Args:
+            final: Whether no further backward pass is expected. If none came, the last loss counts alone, else all of them.
+        """
+        # A loss that no backward pass reaches was computed for a log, or belongs to a forward pass that was given up.
+        calls = [call for call in self.calls if call.is_trained]
+        calls = calls or (self.calls[-1:] if final else self.calls)
+        if calls != self._summed or self.overlaps:
+            self.signals, self.rows, self.first = sum_of_step(calls)
+            self._summed = calls[:]
+            self.dirty = True
 
     def values(self) -> dict[str, Tensor]:
         """Returns the signals; deferred signals are computed now."""
         if not isinstance(self.signals, dict):
             self.signals = self.signals.now()
         return self.signals
+
+
+def _find(ids: Tensor, others: Sequence[Entry]) -> tuple[Tensor, Tensor]:
+    """Returns which ids other entries have, shape (n,), bool, and the place of each among the rows of these, shape (n,)."""
+    # The sort is stable: the last of equal ids belongs to the latest entry, which has the sum of those before it. Shared rows
+    # are marked by a mask, because selecting them would wait for the device.
+    every, order = torch.cat([other.attribution.ids for other in others]).sort(stable=True)
+    place = torch.searchsorted(every, ids, right=True) - 1  # the latest of equal ones
+    place.clamp_(min=0)
+    return every.index_select(0, place) == ids, order.index_select(0, place)
+
+
+def _add_earlier(entry: Entry, others: Sequence[Entry], given_up: Sequence[Entry]) -> None:
+    """Adds the losses of earlier entries to those of an entry, for the samples in both.
+
+    Args:
+        entry: The entry.
+        others: Earlier entries whose gradients are in the step.
+        given_up: Earlier entries whose gradients are not, but whose signals are in the records already.
+    """
+    values = dict(entry.values())
+    if not entry.recorded:
+        # The records will have the shared rows already: a column that adds up must get the difference to these values.
+        entry.written_before, entry.written = _signals_of([*given_up, *others], entry)
+        entry.written = {
+            signal: torch.where(entry.written_before, old, torch.zeros_like(old))
+            for signal, old in entry.written.items()
+        }
+    if others:
+        shared, earlier = _signals_of(others, entry)
+        entry.counted_before = shared
+        made_again = entry.first.begins and all(
+            entry.first.backwards > other.first.backwards for other in others
+        )
+        if not made_again:
+            values |= {
+                name: torch.where(shared, both, values[name])
+                for name, both in add_up(earlier, values).items()
+            }
+    entry.signals = values
+
+
+def _signals_of(others: Sequence[Entry], entry: Entry) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns which samples of an entry others have, shape (n,), bool, and their signals there, arbitrary for the rest."""
+    shared, place = _find(entry.attribution.ids, others)
+    signals = {
+        signal: torch.cat([other.values()[signal].to(new.dtype) for other in others]).index_select(
+            0, place
+        )
+        for signal, new in entry.values().items()
+        if all(signal in other.values() for other in others)
+    }
+    return shared, signals
 
 
 def _storages(outputs: Any) -> set[StorageWeakRef]:
@@ -296,128 +402,135 @@ class StepAccumulator:
         self,
         attribution: Attribution,
         signals: EntrySignals,
+        value: Tensor,
         outputs: Any,
         untracked: Any = None,
         rows: Tensor | None = None,
-        call: CallIdentity | None = None,
+        identity: CallIdentity | None = None,
     ) -> None:
         """Adds the signals of some rows.
 
         A second call for the same rows in a step, such as that for an auxiliary head, adds to their loss. A call with outputs
-        of a later forward pass replaces the loss if a backward pass ran in between, or if no backward pass reaches the earlier
-        pass before the step. A further call with the same outputs and targets, as for a log, does nothing.
+        of a later forward pass replaces the loss if a backward pass ran in between. A call whose loss no backward pass reaches,
+        as for a log, changes nothing.
 
         Args:
             attribution: Samples of the rows.
             signals: Signals by name, or signals that are computed later.
+            value: Loss that the loop trains on, if it does.
             outputs: Outputs that the loss was computed from.
             untracked: The same outputs if the entry may be withdrawn; None if the model certainly returned them for these rows.
             rows: Indices of the rows that are trained on, shape (k,), int64; None for all.
-            call: Identity of outputs and targets; None if unknown.
+            identity: Identity of outputs and targets; None if unknown.
         """
-        entry = Entry(attribution, signals, call, rows, self.meter.backwards)
         # The first loss of a step of a plain loop: there is nothing to compare it with.
         if untracked is None and not self._open:
-            self._open.append(entry)
-        elif untracked is None or call is None or not self._has_credited_call(call, attribution):
-            self._credit_among_others(entry, outputs, untracked)
+            call = LossCall(self.meter, identity, signals, rows)
+            self._open.append(Entry(attribution, call))
+        elif (same := self._credited_call(identity, attribution)) is not None:
+            call = same
+        else:
+            call = LossCall(self.meter, identity, signals, rows)
+            call = self._credit_among_others(Entry(attribution, call), call, outputs, untracked)
+        call.watch(value)
 
-    def _credit_among_others(self, entry: Entry, outputs: Any, untracked: Any) -> None:
-        """Adds an entry if the step has other entries, or if the entry may be withdrawn."""
+    def _credited_call(
+        self, identity: CallIdentity | None, attribution: Attribution
+    ) -> LossCall | None:
+        """Returns an earlier call of this step with the same outputs and targets; None if there is none."""
+        # A number stands for the tensor that the model returned last. It identifies a call of the same rows alone.
+        if not isinstance(identity, tuple):
+            return None
+        return next(
+            (
+                call
+                for entry in self._open
+                for call in entry.calls
+                if call.identity == identity and same_samples(entry.attribution, attribution)
+            ),
+            None,
+        )
+
+    def _credit_among_others(
+        self, entry: Entry, call: LossCall, outputs: Any, untracked: Any
+    ) -> LossCall:
+        """Adds a call if the step has other entries, or if the call may be withdrawn; returns the call that has its loss."""
         attribution = entry.attribution
-        origin = None if untracked is None else self.meter.passes.origin(outputs)
+        call.origin = None if untracked is None else self.meter.passes.origin(outputs)
         # Inputs that the loop has normalized or augmented are new tensors: only the loss shows the batch of that forward pass.
-        if origin is not None and attribution.batch is not None:
-            origin.batch = attribution.batch.number
-            if attribution.layout.repeat != 1:
-                origin.shapes = ()  # they count rows, and a sample has several rows
-        entry.origin = origin
-        for same in self._open:
-            if same.key is not None and same.key == entry.key:
-                self._credit_again(same, entry, outputs, origin, tracked=untracked is None)
-                return
+        if call.origin is not None and attribution.batch is not None:
+            call.origin.batch = attribution.batch.number
+        others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
+        same = next((one for one in others if one.key is not None and one.key == entry.key), None)
+        new: int | Tensor = attribution.layout.n
+        if others:
+            earlier = others if same is None else [same]
+            call.origin = call.origin or self.meter.passes.origin(outputs)
+            call.begins = call.origin is None or all(
+                call.origin.first >= other.end for other in earlier
+            )
+            # Heads of one forward pass share samples, which count once. The number stays on the device until the meter settles.
+            if not call.begins:
+                new = 0 if same is not None else (~_find(attribution.ids, earlier)[0]).sum()
+        if same is not None and untracked is None and not call.begins:
+            # The tensor that the model returned last, and a target of the batch, once more.
+            again = next((one for one in same.calls if one.identity == call.identity), None)
+            if again is not None:
+                return again
+        if untracked is not None:
+            self.meter.count(outputs, call.origin, new, attribution.layout)
+        if same is not None:
+            same.calls.append(call)
+            return call
         if untracked is not None:
             entry.sources = _storages(untracked)
-        new: int | Tensor = attribution.layout.n
-        others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
-        if others:
-            # After an error in a backward pass, a loop clears its gradients and repeats the batch in parts.
-            self.meter.look_at_gradients()
-            others = [other for other in others if other.recorded or not self._has_cleared(other)]
-        if others:
-            origin = origin or self.meter.passes.origin(outputs)
-            later = origin is None or all(origin.first >= other.end for other in others)
-            again = later and all(entry.backwards > other.backwards for other in others)
-            if later and not again:
-                entry.instead = (
-                    [self._pass_of(other) for other in others],
-                    {**entry.values()},
-                    entry.rows,
-                )
-            self._add_to(others, entry, again=again)
-            # Heads of one forward pass share samples, which count once. The number stays on the device until the meter settles.
-            if not later and entry.fresh is not None:
-                new = entry.fresh.sum()
-        if untracked is not None:
-            self.meter.count(outputs, origin, new)
+        for other in others:
+            entry.overlaps = True
+            # Without keys, a further loss of these rows becomes an entry of its own, which comes after both.
+            other.key = entry.key = None
         self._open.append(entry)
-
-    def _credit_again(
-        self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool
-    ) -> None:
-        """Adds a further loss to the entry of the same rows, or replaces it after another backward and forward pass."""
-        origin = origin or self.meter.passes.origin(outputs)
-        later = origin is None or origin.first >= same.end
-        if not later and tracked and same.call == more.call:
-            return  # the tensor that the model returned last, and a target of the batch, once more
-        if not tracked:
-            self.meter.count(outputs, origin, more.attribution.layout.n if later else 0)
-        # A new forward pass after a backward pass (SAM, PGD, LBFGS) takes the place of the first one. Without a backward pass
-        # in between, both losses are trained on, and add up. Signals such as `correct` are those of the first loss.
-        if later and more.backwards > same.backwards:
-            same.signals = more.signals
-            same.rows = more.rows
-            same.instead = None
-        else:
-            if later:
-                earlier = [] if same.instead is None else same.instead[0]
-                same.instead = [*earlier, self._pass_of(same)], more.signals, more.rows
-            same.signals = add_up(same.values(), more.values())
-        if later:
-            # Before the next line: `calls` is made of the fields that it overwrites.
-            same.more = same.calls
-            same.call = more.call
-            same.end = more.end
-            same.origin = origin
-            same.backwards = more.backwards
-        else:
-            same.more += (CreditedCall(more.call, more.end, origin),)
-        same.dirty = True
+        return call
 
     def _pass_of(self, entry: Entry) -> ForwardPass | None:
         """Returns the latest forward pass of an entry; None if it is not known."""
         batch = entry.attribution.batch
-        return entry.origin or (
+        return entry.calls[-1].origin or (
             None if batch is None else self.meter.passes.last_pass(batch.number, entry.end)
         )
 
     def gradients_cleared(self) -> None:
         """Notes that gradients were cleared: backward passes so far have no part in the next step."""
-        passes = map(self._pass_of, [*self._pending, *self._open])
-        self._lost |= {one: one.backwards for one in passes if one is not None}
+        for entry in (*self._pending, *self._open):
+            for call in entry.calls:
+                call.lost = call.reached
+            one = self._pass_of(entry)
+            if one is not None:
+                self._lost[one] = one.backwards
 
-    def _takes_part(self, one: ForwardPass | None) -> bool:
+    def _takes_part(self, entry: Entry) -> bool:
+        """Whether the gradients of an entry are in the step; True, too, if its forward pass is not known."""
+        if entry.is_reached:
+            return entry.is_trained
+        # A loop that records a loss and trains on one of its own: its backward pass reaches the outputs.
+        one = self._pass_of(entry)
         return one is None or one.backwards > self._lost.get(one, 0)
 
     def _has_cleared(self, entry: Entry) -> bool:
         """Whether the gradients of an entry were cleared; False if no backward pass of it was seen."""
+        if entry.is_reached:
+            return not entry.is_trained
         one = self._pass_of(entry)
         return one is not None and 0 < one.backwards <= self._lost.get(one, 0)
 
+    @property
+    def _sees_backward(self) -> bool:
+        """Whether backward passes were seen in this training, also before it was interrupted."""
+        return self.meter.cost.backward > 0
+
     def _was_skipped(self, entry: Entry) -> bool:
         """Whether the loop ended without a backward pass of an entry, or has cleared its gradients."""
-        judges = self.loop_is_over and not self._count_steps and self.meter.backwards > 0
-        return not self._takes_part(self._pass_of(entry)) if judges else self._has_cleared(entry)
+        judges = self.loop_is_over and not self._count_steps and self._sees_backward
+        return not self._takes_part(entry) if judges else self._has_cleared(entry)
 
     def _unstepped(self) -> list[Entry]:
         """Returns the entries of the step in progress that the loop trains on."""
@@ -426,61 +539,33 @@ class StepAccumulator:
 
     def _trained_on(self, entries: list[Entry]) -> list[Entry]:
         """Returns the entries whose gradients are in the step; also those without a backward pass, if none is seen."""
-        for entry in entries:
-            # None of the earlier passes of these rows has gradients in the step: zero_grad came after them, or no backward pass
-            # reached them. The rows get the signals of the last pass alone, and not the sum.
-            if entry.instead is not None and not any(map(self._takes_part, entry.instead[0])):
-                _, entry.signals, entry.rows = entry.instead
-                entry.dirty = True
-        left_out = [entry for entry in entries if not self._takes_part(self._pass_of(entry))]
+        left_out = [entry for entry in entries if not self._takes_part(entry)]
         if len(left_out) == len(entries):
             left_out = [entry for entry in left_out if self._has_cleared(entry)]
+        reached = [entry for entry in entries if entry.is_reached]
+        left_out += [
+            entry
+            for entry in entries
+            if not entry.is_reached
+            and any(_may_overlap(entry.attribution, other.attribution) for other in reached)
+        ]
         for entry in left_out:
             self._take_back(entry)
-        self._lost.clear()
         return [entry for entry in entries if entry not in left_out]
 
-    def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
-        return any(
-            call in (one.identity for one in entry.calls)
-            and same_samples(entry.attribution, attribution)
-            for entry in self._open
-        )
-
-    def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
-        """Adds the losses of others to those of an entry for the samples in both; if `again`, keeps the losses of the entry."""
-        # The others are written first: written after this entry, their smaller losses would replace the sums.
-        self.flush()
-        ids = entry.attribution.ids
-        values = dict(entry.values())
-        # The sort is stable: the last of equal ids belongs to the latest entry, which has the sum of those before it. Shared
-        # rows are marked by a mask, because selecting them would wait for the device.
-        every, order = torch.cat([other.attribution.ids for other in others]).sort(stable=True)
-        place = torch.searchsorted(every, ids, right=True) - 1  # the latest of equal ones
-        place.clamp_(min=0)
-        seen = every.index_select(0, place) == ids
-        earlier = {
-            signal: torch.cat([other.values()[signal].to(new.dtype) for other in others])[
-                order
-            ].index_select(0, place)
-            for signal, new in values.items()
-            if signal == "loss" or signal in self._records.signals
-        }
-        # The records have the shared rows already: a column that adds up must get the difference to these values.
-        entry.written = {
-            signal: torch.where(seen, old, torch.zeros_like(old)) for signal, old in earlier.items()
-        }
-        if not again:
-            values |= {
-                name: torch.where(seen, both, values[name])
-                for name, both in add_up(earlier, values).items()
-            }
-        entry.fresh = ~seen
-        # Without keys, a further loss of these rows comes here again; `_credit_again` would change only one of the entries.
-        entry.signals = values
-        entry.key = None
-        for other in others:
-            other.key = None
+    @staticmethod
+    def _add_up(entries: Sequence[Entry], given_up: Sequence[Entry] = (), *, final: bool) -> None:
+        """Computes the signals of entries, in the order of their calls; `given_up` are others that may have been written."""
+        for number, entry in enumerate(entries):
+            entry.add_up(final=final)
+            if entry.overlaps:
+                own = entry.attribution
+                others = [one for one in entries[:number] if _may_overlap(one.attribution, own)]
+                ghosts = [
+                    one for one in given_up if one.recorded and _may_overlap(one.attribution, own)
+                ]
+                if others or ghosts:
+                    _add_earlier(entry, others, ghosts)
 
     def has_credited(self, batch: YieldedBatch) -> bool:
         """Whether a loss was assigned to samples of this batch, in a finished step or in the current one."""
@@ -533,8 +618,7 @@ class StepAccumulator:
     def waits_for_step(self) -> bool:
         """Whether losses are recorded whose gradients are, or will be, part of an optimizer step that is still to come."""
         self.meter.look_at_gradients()
-        passes = map(self._pass_of, [*self._pending, *self._open])
-        return any(one is None or one not in self._lost or self._takes_part(one) for one in passes)
+        return not all(map(self._has_cleared, [*self._pending, *self._open]))
 
     def has_open(self, batch: YieldedBatch) -> bool:
         """Whether losses were assigned to samples of this batch since the last step."""
@@ -554,13 +638,20 @@ class StepAccumulator:
         self._pending += [entry for entry in entries if entry.attribution.batch not in alive]
         if not alive:
             self.meter.step_over()
-            self._pending = self._trained_on(self._pending)
+            if not _are_plain(self._pending):
+                trained = self._trained_on(self._pending)
+                given_up = [entry for entry in self._pending if entry not in trained]
+                self._add_up(trained, given_up, final=self._sees_backward)
+                self._pending = trained
+            self._lost.clear()
         for entry in [*self._pending, *self._open]:
             if not entry.confirmed:
                 self._count(entry)
         # Without an optimizer, no step shows that a batch was trained on: its loss does.
         most = MOST_PENDING if alive and not self._count_steps else 0
         over = max(0, len(self._pending) - most)
+        if alive:
+            self._add_up(self._pending[:over], final=self._sees_backward)
         for entry in self._pending[:over]:
             self._finish(entry)
         del self._pending[:over]
@@ -586,21 +677,23 @@ class StepAccumulator:
         self._size = 0
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
-            self._records.write(ids, _together([entry.signals for entry in waiting]))
+            values = _together([entry.signals for entry in waiting])
+            self._records.write(ids, values, certain=_labeled(values, ids.device))
             return
         for entry in waiting:
             self._write(entry)
 
     def _write(self, entry: Entry) -> None:
         values = entry.values()
-        certain = None
+        certain = _labeled(values, entry.attribution.ids.device)
         # The flags are not read here, because that would wait for the device. A false one keeps these rows out of the records,
         # and raises an error at the end of the epoch.
         if entry.attribution.holds:
-            certain = torch.stack(
+            holds = torch.stack(
                 [flag.to(entry.attribution.ids.device) for flag in entry.attribution.holds]
             ).all()
-            self.doubts.append(certain)
+            self.doubts.append(holds)
+            certain = holds if certain is None else certain & holds
         self._records.write(
             entry.attribution.ids, values, entry.written, first=self._first(entry), certain=certain
         )
@@ -614,13 +707,13 @@ class StepAccumulator:
         """Rows of an entry that were not yet written in this step."""
         if entry.recorded:
             return False
-        return True if entry.fresh is None else entry.fresh
+        return True if entry.written_before is None else ~entry.written_before
 
     def _count_trained(self, entry: Entry) -> None:
         if entry.counted:
             return
         entry.counted = True
-        if entry.fresh is None:
+        if entry.counted_before is None:
             self._add_trained(entry.trained)
         else:
             self.counts.write(entry.trained, {TRAINED: entry.trained_once})
@@ -644,15 +737,18 @@ class StepAccumulator:
         """Returns how often each sample was trained on, shape (N,), int32.
 
         Args:
-            in_step: Whether the samples of the step in progress count, too, unless the loop has cleared their gradients.
+            in_step: Whether the samples of the step in progress count, too. They do not if the loop has cleared their gradients
+                or, after steps, has ended without one.
         """
         self.count_trained()
         if not self.counts:
             return torch.empty(0, dtype=torch.int32)
         counts = self.counts[TRAINED]
-        unstepped = [entry for entry in self._unstepped() if not entry.counted] if in_step else []
-        for entry in unstepped:
-            counts = counts.index_add(0, entry.trained, entry.trained_once)
+        left = self.loop_is_over and self.meter.cost.steps > 0 and not self._count_steps
+        entries = [] if left or not in_step else self._unstepped()
+        for entry in entries:
+            if not entry.counted:
+                counts = counts.index_add(0, entry.trained, entry.trained_once)
         return counts
 
     def flush(self) -> None:
@@ -663,7 +759,10 @@ class StepAccumulator:
             if not entry.confirmed:
                 self._count(entry)
         self._write_waiting()
-        for entry in self._unstepped():
+        entries = self._unstepped()
+        given_up = [entry for entry in [*self._pending, *self._open] if entry not in entries]
+        self._add_up(entries, given_up, final=self.loop_is_over and self._sees_backward)
+        for entry in entries:
             if entry.dirty:
                 self._write(entry)
             if self._count_steps:
@@ -701,12 +800,30 @@ def _alike(entries: Sequence[Entry]) -> bool:
     )
 
 
+def _labeled(values: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
+    """Returns which samples had a label, shape (n,), bool; None if all are known to have had one.
+
+    A short text without a masked token, or a tile without a valid pixel, has no loss: what was recorded before stays.
+    """
+    labeled = values["loss"] != NEVER_SEEN
+    return None if labeled.is_cpu and bool(labeled.all()) else labeled.to(device)
+
+
 def _together(signals: Sequence[EntrySignals]) -> dict[str, Tensor]:
     first = signals[0]
     if not isinstance(first, dict):
         return first.together(signals)
     known = [one for one in signals if isinstance(one, dict)]
     return {name: torch.cat([one[name] for one in known]) for name in first}
+
+
+def _are_plain(entries: Sequence[Entry]) -> bool:
+    """Returns whether each entry has one loss, which a backward pass reached, and no other entry has its samples."""
+    for entry in entries:
+        call = entry.first
+        if len(entry.calls) > 1 or entry.overlaps or call.reached <= call.lost:
+            return False
+    return True
 
 
 def _may_overlap(one: Attribution, other: Attribution) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor
 from thresher.attribution.accumulator import (
     CallIdentity,
     StepAccumulator,
-    credited_before,
     identity_of,
     same_samples,
 )
@@ -139,11 +138,6 @@ class HeldBatches:
         )
 
 
-AFTER_STEP = (
-    "The loss comes from a forward pass whose step is over: another loss of the same samples and pass was recorded before the "
-    "optimizer stepped, or before later batches came. Nothing was recorded. Compute all losses of a forward pass before the "
-    "optimizer steps; for a log, call the criterion under torch.no_grad()."
-)
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
@@ -242,7 +236,7 @@ class Attributor:
             measured = perf_counter()
             # `id` is enough: the batch holds its targets, so no other object can get the same number.
             self._accumulator.credit(
-                attribution, found, outputs, None, rows[0] if rows else None, id(targets)
+                attribution, found, value, outputs, None, rows[0] if rows else None, id(targets)
             )
             self._timing.attribution_s += perf_counter() - measured + measures - begin
             return value
@@ -266,7 +260,7 @@ class Attributor:
         value, found, *rows = measure(outputs, targets, attribution, weights, None)
         measured = perf_counter()
         self._accumulator.credit(
-            attribution, found, outputs, outputs, rows[0] if rows else None, call
+            attribution, found, value, outputs, outputs, rows[0] if rows else None, call
         )
         if batch is not None:
             # A call of run.ids_of shows for one loss which batch is meant. For the next loss with `run.ids` this is uncertain
@@ -285,18 +279,23 @@ class Attributor:
         over = [
             entry
             for entry in self._accumulator.over
-            if entry.attribution.batch is batch and entry not in open_now
+            if entry.attribution.batch is batch
+            and entry not in open_now
+            and same_samples(entry.attribution, attribution)
         ]
-        calls = [
-            one
-            for entry in over
-            if same_samples(entry.attribution, attribution)
-            for one in entry.calls
-        ]
-        stepped = credited_before(calls, outputs, call, batch, self.meter) if calls else None
-        if stepped is False:
-            raise AttributionError(AFTER_STEP)
-        return bool(stepped)
+        if batch is None or not isinstance(call, tuple) or not over:
+            return False
+        passes = self.meter.passes
+        origin = passes.origin(outputs)
+        for one in (one for entry in over for one in entry.calls):
+            # In a plain loop, to save time, the forward pass of a loss was not looked up. Its outputs were the last that
+            # `run.model` returned for the batch before the loss, so the number of the batch is enough to find the pass now.
+            made_by = one.origin or passes.last_pass(batch.number, one.end)
+            if one.identity == call or (origin is not None and made_by is origin):
+                if origin is not None:
+                    origin.is_over = True
+                return True
+        return False
 
     def _begin_training(self) -> None:
         """Notes that the loop trains the run's own model, and withdraws losses of another model in this step."""

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from thresher.attribution.forward_passes import ForwardPass, ForwardPasses
 from thresher.attribution.pending_gradients import PendingGradients
+from thresher.attribution.rows import RowLayout
 from thresher.cost import Cost
-from thresher.torch_internals import next_node
+from thresher.torch_internals import backward_pass, next_node
 
 UNCREDITED = "run.model was called with gradients for inputs that are not a batch of run.loader, and its outputs got no recorded loss"
 PARTS = (
@@ -136,6 +137,8 @@ class Meter:
         first: int,
         batch: int | None = None,
         shapes: Sequence[Sequence[int]] = (),
+        *,
+        evaluates: bool = False,
     ) -> None:
         """Counts a forward pass of `run.model`.
 
@@ -145,11 +148,16 @@ class Meter:
             first: Value of `next_node` before the pass.
             batch: Number of the batch of the inputs; None if the inputs do not show it.
             shapes: First two dimensions of the inputs, if these do not show the number of samples.
+            evaluates: Whether the model is in evaluation mode and its inputs are not a batch: the pass is validation with
+                gradients enabled, and no cost of training, unless a loss of its outputs shows otherwise.
         """
         one = self.passes.subset
         self.passes.subset = None
+        if evaluates and one is not None:
+            return
         if one is None:
             one = ForwardPass(self, first, n)
+            one.evaluates = evaluates
             one.shapes = shapes
             self.passes.add(one)
             one.watch(outputs)
@@ -163,6 +171,15 @@ class Meter:
             one.named = True
         one.batch = one.inputs_of = batch
         self.cost.forward += one.n
+
+    def backward_begins(self) -> None:
+        """Notes that a backward pass has reached a loss or the outputs of a forward pass."""
+        # One backward pass may reach several of them, and has added gradients when it reaches the second one.
+        pending = self.pending
+        if pending is not None and (task := backward_pass()) != pending.task:
+            pending.task = task
+            if pending.accumulates or self.backwards != pending.stepped:
+                pending.begin_backward(self.backwards)
 
     def look_at_gradients(self) -> None:
         """Looks whether the gradients of the backward passes since the last step were cleared."""
@@ -198,7 +215,9 @@ class Meter:
 
     # Counts from losses
 
-    def count(self, outputs: Any, origin: ForwardPass | None, new: int | Tensor) -> None:
+    def count(
+        self, outputs: Any, origin: ForwardPass | None, new: int | Tensor, layout: RowLayout
+    ) -> None:
         """Counts the samples of a loss if `run.model` has not counted their forward pass.
 
         Args:
@@ -206,15 +225,18 @@ class Meter:
             origin: Forward pass of the outputs; None if unknown.
             new: Number of samples for which no earlier loss of this forward pass was computed; as a tensor of shape () if the
                 number is on an accelerator.
+            layout: Layout of the rows of the loss as samples.
         """
-        self._count_pass(outputs, origin, new)
+        self._count_pass(outputs, origin, new, layout)
         # A loss of pairs has two passes, one for each half.
-        if any(one.uncredited for one in self.passes.latest):
+        if any(one.unnamed for one in self.passes.latest):
             for one in self.passes.origins(outputs):
-                if one is not None and one is not origin and one.uncredited:
-                    self._count_pass(outputs, one, new)
+                if one is not None and one is not origin and one.unnamed:
+                    self._count_pass(outputs, one, new, layout)
 
-    def _count_pass(self, outputs: Any, origin: ForwardPass | None, new: int | Tensor) -> None:
+    def _count_pass(
+        self, outputs: Any, origin: ForwardPass | None, new: int | Tensor, layout: RowLayout
+    ) -> None:
         if origin is not None and origin.rows:
             origin.name_by_rows()
         if origin is not None and origin.named:
@@ -233,18 +255,34 @@ class Meter:
                 self.passes.add(origin)
         if not origin.by_model:
             origin.watch(outputs)
-        # The model may also run rows that are not of the batch, such as unlabeled ones: the inputs show their number, the loss
-        # does not.
-        rows = {shape[0] for shape in origin.shapes if shape}
-        if len(rows) == 1 and (not isinstance(new, int) or max(rows) >= new):
-            if new not in rows and any(new in shape[1:] for shape in origin.shapes):
-                self.make_unknown(SOME_DIMENSION)
+        samples = self._samples_of_inputs(origin.shapes, new, layout.repeat)
+        if samples is not None:
             origin.named = True
-            origin.add(*rows)
+            origin.add(samples)
         elif isinstance(new, int):
             origin.add(new)
         else:
             self._fresh.append((origin, new))
+
+    def _samples_of_inputs(
+        self, shapes: Sequence[Sequence[int]], new: int | Tensor, repeat: int | None
+    ) -> int | None:
+        """Returns the number of samples in the inputs of a forward pass; None if only its losses show it."""
+        # The model may also run rows that are not of the batch, such as unlabeled ones: the inputs show their number, the loss
+        # does not.
+        rows = {shape[0] for shape in shapes if shape}
+        if len(rows) != 1 or repeat is None:
+            return None
+        (leading,) = rows
+        if not isinstance(new, int):
+            return leading if repeat == 1 else None
+        # The loop may have flattened the tokens of the outputs, or of the inputs, too.
+        fits = {leading, leading // repeat if leading % repeat == 0 else leading}
+        fits = {new} if new in fits else {samples for samples in fits if samples > new}
+        hidden = new not in fits and any(new in shape[1:] for shape in shapes)
+        if hidden or len(fits) > 1:
+            self.make_unknown(SOME_DIMENSION)
+        return max(fits, default=None)
 
     def discard_foreign(self) -> None:
         """Removes the counts of passes that `run.model` did not make, because another model made them."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thresher.attribution.rows import AttributionError
 from thresher.torch_internals import backward_pass, next_node
 from thresher.trees import leaves
 
@@ -22,6 +23,12 @@ RECOMPUTED = (
     "so its passes cannot be distinguished; pass use_reentrant=False"
 )
 
+AFTER_STEP = (
+    "The loss comes from a forward pass whose step is over: another loss of the same samples and pass was recorded before the "
+    "optimizer stepped, or before later batches came. The loss after it was taken for a log, and was not recorded. Compute all "
+    "losses of a forward pass that you train on before the optimizer steps."
+)
+
 
 class ForwardPass:
     """One forward pass of the training loop, and the hook that runs when a backward pass reaches its outputs.
@@ -36,11 +43,13 @@ class ForwardPass:
     Attributes:
         batch: Number of the batch of its inputs or, if the inputs do not show it, of its loss; None if unknown.
         inputs_of: Number of the batch of its inputs; None if the inputs do not show it.
+        evaluates: Whether the model was in evaluation mode, with inputs that are not a batch.
+        is_over: Whether its outputs had a loss after the step that used its gradients, as for a log.
     """
 
     __slots__ = (
-        "backwards", "batch", "by_model", "first", "inputs_of", "last", "meter", "n", "named", "rows", "shapes", "task",
-        "within",
+        "backwards", "batch", "by_model", "evaluates", "first", "inputs_of", "is_over", "last", "meter", "n", "named", "rows",
+        "shapes", "task", "within",
     )  # fmt: skip
     # torch warns when a tensor with a hook is pickled, unless the hook has this attribute.
     __torch_unserializable__ = True
@@ -61,6 +70,8 @@ class ForwardPass:
         self.batch: int | None = None
         self.inputs_of: int | None = None
         self.shapes: Sequence[Sequence[int]] = ()
+        self.is_over = False
+        self.evaluates = False
 
     def __call__(self, _: Any) -> None:
         """Counts a backward pass once, even if it reaches several outputs."""
@@ -68,15 +79,12 @@ class ForwardPass:
         task = backward_pass()
         if task != self.task:
             meter = self.meter
+            if self.is_over:
+                raise AttributionError(AFTER_STEP)
             # A reentrant checkpoint makes the forward pass again, inside of the backward pass: it looks like another pass.
             if self.within != -1:
                 meter.make_unknown(RECOMPUTED)
-            # One backward pass may reach several forward passes, and has added gradients when it reaches the second one.
-            pending = meter.pending
-            if pending is not None and task != pending.task:
-                pending.task = task
-                if pending.accumulates or meter.backwards != pending.stepped:
-                    pending.begin_backward(meter.backwards)
+            meter.backward_begins()
             self.task = task
             self.backwards += 1
             meter.backwards += 1
@@ -90,12 +98,11 @@ class ForwardPass:
             rows: Number of rows.
         """
         meter = self.meter
+        if self.is_over:
+            raise AttributionError(AFTER_STEP)
         if self.within != -1:
             meter.make_unknown(RECOMPUTED)
-        pending = meter.pending
-        if pending is not None and (task := backward_pass()) != pending.task:
-            pending.task = task
-            pending.begin_backward(meter.backwards)
+        meter.backward_begins()
         self.name_by_rows()
         self.backwards += 1
         meter.backwards += 1
@@ -116,9 +123,14 @@ class ForwardPass:
             self.meter.cost.forward += self.rows
 
     @property
-    def uncredited(self) -> bool:
+    def unnamed(self) -> bool:
         """Whether the number of samples is unknown, because neither the inputs nor a loss show it."""
         return not (self.named or self.n or self.rows)
+
+    @property
+    def uncredited(self) -> bool:
+        """Whether the number of samples is unknown, and the pass is not one of an evaluation."""
+        return self.unnamed and not self.evaluates
 
     def add(self, n: int) -> None:
         """Adds n samples to this pass, which a loss of its outputs has shown."""

@@ -172,7 +172,7 @@ def _compared(
         whole = (
             targets.detach() == targets.detach().round()
             if per_row == 1
-            else torch.zeros(1, device=targets.device)
+            else torch.zeros(1, dtype=torch.float32, device=targets.device)
         )
         yield torch.stack([yielded, stated]), whole.all()
 

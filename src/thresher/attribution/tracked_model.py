@@ -97,11 +97,10 @@ class TrackedModel(nn.Module):
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
             members["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
-        # A call in evaluation mode with inputs that are not a batch counts as validation with gradients enabled, and so not as
-        # a cost of training.
-        elif module.training:
+        else:
+            shapes = [leaf.shape[:2] for leaf in leaves((args, kwargs))]
             members["_counted_by"].passed(
-                outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))]
+                outputs, None, first, shapes=shapes, evaluates=not module.training
             )
         members["_booked_by"].attribution_s += perf_counter() - called + calls - begin
         return outputs

@@ -181,7 +181,7 @@ class PackedPlan:
         if self.weights is None or self.everything:
             return self.weights
         # A sample that was drawn twice has one weight.
-        by_id = torch.empty(self.n)
+        by_id = torch.empty(self.n, dtype=torch.float32)
         by_id[self.ids if self.drawn else unpack(self.ids.numpy())] = self.weights
         return by_id
 

@@ -176,7 +176,9 @@ def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
     weights = list[Tensor]()
     for part in parts:
         ids.append(part.ids if part.rows is None else part.ids[next(here).long()])
-        weights.append(torch.ones(part.n) if part.weights is None else next(here).float())
+        weights.append(
+            torch.ones(part.n, dtype=torch.float32) if part.weights is None else next(here).float()
+        )
     return torch.cat(ids), torch.cat(weights) if any(
         part.weights is not None for part in parts
     ) else None

@@ -564,7 +564,10 @@ class SignalReader:
         if words and not self._said:
             self._said = True
             warn(" ".join(words) + " This warning is given once.")
-        return {name: torch.full((n,), NEVER_SEEN, device=loss.device) for name in missing}
+        return {
+            name: torch.full((n,), NEVER_SEEN, dtype=torch.float32, device=loss.device)
+            for name in missing
+        }
 
     def _measure_with_own(
         self,

@@ -135,7 +135,7 @@ def labels(
     if probs.dim() > 1:
         right = right.all(1)
         confidence = confidence.mean(1)
-    predicted = torch.full((n,), -1, device=probs.device)  # no single class
+    predicted = torch.full((n,), -1, dtype=torch.int64, device=probs.device)  # no single class
     return _over_positions(right, confidence, None, n, right_share) | {"predicted": predicted}
 
 
@@ -363,7 +363,9 @@ def strata(targets: object, n: int, *, of_classes: bool) -> Tensor:
             return targets.long()
         if targets.dim() == 2 and targets.is_floating_point():
             return -2 - targets.argmax(1)
-    return torch.full((n,), -1, device=targets.device if isinstance(targets, Tensor) else None)
+    return torch.full(
+        (n,), -1, dtype=torch.int64, device=targets.device if isinstance(targets, Tensor) else None
+    )
 
 
 def batch_confidence(outputs: Tensor, *, n: int) -> Tensor:

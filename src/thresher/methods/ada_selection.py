@@ -466,11 +466,11 @@ class AdaSelection(KeepLargest):
         """Returns the first state: equal weights, no average losses, and the states of the batch methods of the pool."""
         size = len(self.pool)
         state: State = {
-            "log_weights": torch.full((size,), -math.log(size)),
-            "average": torch.full((size,), math.nan),
+            "log_weights": torch.full((size,), -math.log(size), dtype=torch.float32),
+            "average": torch.full((size,), math.nan, dtype=torch.float32),
         }
         if UNIFORM in self.pool and self.uniform == "drawn":
-            state |= {"random_picks": torch.zeros(2)}
+            state |= {"random_picks": torch.zeros(2, dtype=torch.float32)}
         for name, member in self._members.items():
             state |= {f"{name}.{key}": value for key, value in member.init_state().items()}
         if self.stop_after is None:

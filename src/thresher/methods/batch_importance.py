@@ -170,7 +170,7 @@ class BatchImportance:
 
     def init_state(self) -> State:
         """Returns the first state: the moving average of the gain, 0."""
-        return {"gain": torch.zeros(())}
+        return {"gain": torch.zeros((), dtype=torch.float32)}
 
     def report(self, state: State) -> dict[str, float]:
         """Returns the moving average of the gain for the history."""
@@ -189,7 +189,11 @@ class BatchImportance:
         scores = ordered["grad_norm"]
         if not n:
             return plan_of(
-                by_id, n, self.keep, torch.empty(0, device=by_id.device), drawn=True
+                by_id,
+                n,
+                self.keep,
+                torch.empty(0, dtype=torch.float32, device=by_id.device),
+                drawn=True,
             ), dict(state)
         b = max(1, share(self.keep, n))
         average = state["gain"].to(scores.device, non_blocking=True)
@@ -215,7 +219,9 @@ class BatchImportance:
         n = len(scores)
         finite = scores.isfinite()
         by_norm = masses(scores)
-        keys = torch.rand(n, generator=generator).to(scores.device, non_blocking=True)
+        keys = torch.rand(n, dtype=torch.float32, generator=generator).to(
+            scores.device, non_blocking=True
+        )
         draws = torch.rand(b, generator=generator, dtype=by_norm.dtype).to(
             scores.device, non_blocking=True
         )

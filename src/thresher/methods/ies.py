@@ -206,4 +206,4 @@ class Ies:
         if not len(usable):
             return math.nan, {}
         level = self.noise * float(kth_smallest(usable, (len(usable) - 1) // 2))
-        return level, {"threshold": torch.full((len(mean),), level)}
+        return level, {"threshold": torch.full((len(mean),), level, dtype=torch.float32)}

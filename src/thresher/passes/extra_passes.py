@@ -444,7 +444,7 @@ class ExtraPasses:
                     return None
                 losses = self._reader.signals(outputs, targets, layout, set())["loss"]
                 # The random state moves on, so that a criterion that draws gives other losses in the second call.
-                torch.rand(1, device=device)
+                torch.rand(1, dtype=torch.float32, device=device)
                 again = self._reader.signals(outputs, targets, layout, set())["loss"]
             if not torch.allclose(losses, again, equal_nan=True):
                 return None  # the criterion draws random numbers

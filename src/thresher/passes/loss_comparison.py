@@ -216,6 +216,7 @@ class Comparison:
         self._entry = self._repeated = None
         if entry is None or repeated is None or entry.key is None or entry.end != self._end:
             return
+        entry.add_up(final=False)
         signals = entry.signals if isinstance(entry.signals, dict) else entry.signals.now()
         loss = signals["loss"].to(repeated.dtype)
         exact = self._exact and repeated.dtype in (torch.float32, torch.float64)

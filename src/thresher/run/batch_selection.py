@@ -12,6 +12,7 @@ from thresher.attribution.tracker import LossDimension
 from thresher.losses.given import GivenLosses
 from thresher.losses.signals import batch_loss
 from thresher.methods.contract import way_around
+from thresher.methods.full import FullData
 from thresher.records import NEVER_SEEN
 from thresher.run.batch_stage import BatchStage, WholeBatches
 from thresher.run.parts import Parts
@@ -88,10 +89,17 @@ class BatchSelection:
         )
 
     def _missing(self, wanted: set[str]) -> str:
+        config = self._parts.config
+        names = ", ".join(sorted(wanted))
+        if config.given.observe and isinstance(config.methods[-1], FullData):
+            return (
+                f"run.reduce: the data map of a classification needs {names}: pass outputs= and targets=. To rank samples by "
+                "their losses alone, pass criterion=None to thresher.observe or attach."
+            )
         # The batch method stands last; without one, the epoch method needs the signals.
-        method = self._parts.config.methods[-1]
+        method = config.methods[-1]
         return (
-            f"run.reduce: {type(method).__name__} needs {', '.join(sorted(wanted))}: pass outputs= and targets=, or "
+            f"run.reduce: {type(method).__name__} needs {names}: pass outputs= and targets=, or "
             f"attach(signals=...){way_around(method, *sorted(wanted))}"
         )
 

@@ -91,7 +91,9 @@ class BeforeForward(BatchSelection):
         assert self._uneven is not None
         assert criterion is not None
         self._uneven.note(
-            criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets)
+            criterion.shares(
+                torch.empty(attribution.layout.n, 1, dtype=torch.float32, device=device), targets
+            )
         )
         return self._loss_of_rows(outputs, targets, attribution, *weights)
 

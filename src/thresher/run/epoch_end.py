@@ -281,6 +281,10 @@ class EpochEnd:
 
         The last group of accumulated batches may have no step. With a prefetcher, the step is still to come.
         """
+        if self.state is not Pass.OVER:
+            return
+        # Without an optimizer, only its loss shows that the last batch was trained on, and the loss may wait to be confirmed.
+        self._accumulator.flush()
         # A prefetcher asks for the end of the pass before the last batches are trained on.
         done = (
             self._last_step_done

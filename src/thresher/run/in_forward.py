@@ -124,7 +124,9 @@ def part_of_divisor(
     """
     if criterion.reduction == "sum":
         return 1.0
-    shares = criterion.shares(torch.empty(layout.n, 1, device=rows.device), targets)
+    shares = criterion.shares(
+        torch.empty(layout.n, 1, dtype=torch.float32, device=rows.device), targets
+    )
     kept = shares.index_select(0, rows)
     if criterion.class_weights:  # then weights are part of the divisor, too
         kept = kept if weights is None else kept * weights

@@ -134,8 +134,11 @@ class RunConfig:
             column.signal or name: column.optional
             for name, column in self.epoch_method.columns().items()
         }
-        # A map of a regression has fewer columns, which needs no warning.
-        observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if self.given.observe else {}
+        # A map of a regression has fewer columns, which needs no warning. That of a classification has no others.
+        may_lack = self.given.observe and not (
+            self.adapter is not None and self.adapter.kind in ("classes", "labels")
+        )
+        observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if may_lack else {}
         return observed | {
             signal: instead for signal, instead in needed.items() if instead is not None
         }

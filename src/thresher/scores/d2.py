@@ -174,14 +174,14 @@ def _places(
 ) -> Tensor:
     """Returns 1 for the last pick, 2 for the one before, and so on, shape (N,); NaN for samples that cannot be picked."""
     known = values.isfinite() & features.isfinite().all(1)
-    places = torch.full((len(values),), torch.nan)
+    places = torch.full((len(values),), torch.nan, dtype=torch.float32)
     m = int(known.sum())
     if m:
         scores = values[known].numpy()
         ids, distances = nearest(features[known], min(neighbours, m - 1))
         collected = scores + (np.exp(-forward * distances) * scores[ids]).sum(1)
         order = pick_order(collected, ids, np.exp(-reverse * distances))
-        ranks = torch.empty(m)
+        ranks = torch.empty(m, dtype=torch.float32)
         ranks[torch.from_numpy(order)] = torch.arange(m, 0, -1).float()
         places[known] = ranks
     return places

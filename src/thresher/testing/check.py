@@ -1139,7 +1139,7 @@ def _check_batch_not_finite(subject: BatchSubject) -> None:
     signals = subject.batch(20, 3)
     for name, values in signals.items():
         if values.is_floating_point():
-            values[bad] = torch.tensor([math.nan, math.inf, -math.inf]).view(
+            values[bad] = torch.tensor([math.nan, math.inf, -math.inf], dtype=torch.float32).view(
                 -1, *[1] * (values.dim() - 1)
             )
             signals[name] = values
@@ -1269,8 +1269,8 @@ class AttachedTraining:
     def __init__(self, subject: Subject, **settings: Any) -> None:
         n = subject.samples
         generator = torch.Generator().manual_seed(5)
-        self.x = torch.randn(n, 6, generator=generator)
-        self.y = (self.x @ torch.randn(6, 3, generator=generator)).argmax(1)
+        self.x = torch.randn(n, 6, dtype=torch.float32, generator=generator)
+        self.y = (self.x @ torch.randn(6, 3, dtype=torch.float32, generator=generator)).argmax(1)
         torch.manual_seed(0)
         self.net = nn.Linear(6, 3)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3, momentum=0.5)
@@ -1568,7 +1568,11 @@ def check_training(subject: Subject) -> None:
         # The forward pass of the loop does not give the feature.
         if "feature" in requirements_of(subject.method).signals:
             passes = [
-                {"forward_passes": Scoring(validation=lambda: (torch.eye(6), torch.arange(6) % 3))}
+                {
+                    "forward_passes": Scoring(
+                        validation=lambda: (torch.eye(6, dtype=torch.float32), torch.arange(6) % 3)
+                    )
+                }
             ]
     for settings in passes:
         whole = _check_learning(subject, settings)

@@ -649,7 +649,7 @@ class Selection(Base):
 
         def note(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Tensor:
             found.append(self._losses.by_position(outputs, labels))
-            return torch.ones((), device=self.args.device)
+            return torch.ones((), dtype=torch.float32, device=self.args.device)
 
         def own(total: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             self.compute_loss_func = function_of_user

@@ -59,7 +59,7 @@ def test_targets_that_the_loop_masks(
         losses = F.cross_entropy(outputs, targets, ignore_index=ignore, reduction="none")
         torch.testing.assert_close(value.detach(), (factors * losses).sum() / valid.sum())
         assert weights is not None or torch.equal(value, criterion(outputs, targets))
-        torch.testing.assert_close(run.records["loss"].float(), losses.where(valid, -torch.inf))
+        torch.testing.assert_close(run.records["loss"].float(), losses.where(valid, 0))
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor(PLAN_WEIGHTS)], ids=["plain", "weighted"])
