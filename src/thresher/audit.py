@@ -1,7 +1,9 @@
 """`audit`: which samples a loader yields, how often, in which order, in which process, and after a resume."""
 
 import copy
+import os
 import pickle
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +33,8 @@ FEW = 10
 """Number of samples below which two shuffled orders may well be equal."""
 WORKERS = 2
 """Number of worker processes that are compared with none."""
+POLL = 0.1
+"""Seconds to wait for one of several processes before looking at the next."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ def audit(
     loader: Any,
     *,
     epochs: int = 3,
-    world: Sequence[int] | None = None,
+    world: int | Sequence[int] | None = None,
     resume: bool = True,
     begin_epoch: BeginEpoch | None = None,
 ) -> Audit:
@@ -179,8 +183,9 @@ def audit(
             function without arguments that makes it, which is called for each check. A loader itself is iterated, so that its
             sampler moves on, and neither several processes nor a resume are checked.
         epochs: Number of epochs, 2 or more. Default: 3.
-        world: Numbers of processes. Several processes need a function at the top level of a module. Default: 1 and 2, where it
-            is only noted if the loader is not divided, so that each process would train on all samples.
+        world: Number of processes, or several such numbers. Several processes need a function at the top level of a module.
+            Default: 1 and 2, where it is only noted if the loader is not divided, so that each process would train on all
+            samples.
         resume: Whether to save and load the state of the loader, or of its sampler from `thresher.samplers`. Default: True.
         begin_epoch: Function `(loader, epoch)` that your training calls before each epoch. Default: none.
 
@@ -204,6 +209,8 @@ def audit(
     is_made = callable(loader) and not isinstance(loader, DataLoader)
     made: Callable[[], Any] = loader if is_made else lambda: loader  # pyright: ignore[reportAssignmentType]
     sizes = (1, 2) if world is None else world
+    if isinstance(sizes, int):
+        sizes = [sizes]
     if 1 in sizes or not is_made:
         with rng.undisturbed(torch.device("cpu"), []), _process_group(made):
             reader = _Reader(made, begin_epoch)
@@ -401,11 +408,29 @@ Rank = tuple[list[IdLists], bool, int]
 """The epochs of a process, whether its loader repeats samples on purpose, and the number of samples."""
 
 
-def _read_rank(rank: int, size: int, folder: str, pickled: bytes, epochs: int) -> None:
+@contextmanager
+def _as_torchrun(rank: int, size: int, port: int) -> Iterator[None]:
+    """Sets the environment variables of a rank, from which accelerate and others learn that there are several processes."""
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    # A machine may have fewer devices than there are processes.
+    settings = variables | address | {"ACCELERATE_USE_CPU": "true"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update({name: str(value) for name, value in settings.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _read_rank(_: int, rank: int, folder: str, pickled: bytes, epochs: int) -> None:
     """Reads the epochs of one process, and writes them."""
     make, begin_epoch = pickle.loads(pickled)
-    store = f"file://{folder}/store"
-    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    if not distributed.is_initialized():  # accelerate has done so if the module of `make` uses it
+        distributed.init_process_group("gloo")
     reader = _Reader(make, begin_epoch)
     found = reader.epochs(epochs), may_repeat(reader.loader), len(reader.loader.dataset)
     torch.save(found, Path(folder, f"{rank}.pt"))
@@ -428,8 +453,23 @@ def _read_processes(
             f"{size} processes were not checked: they need a function at the top level of a module"
         )
         return []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_read_rank, (size, folder, pickled, epochs), nprocs=size)
+        try:
+            for rank in range(size):
+                # Before the process imports the script, which may create an Accelerator.
+                with _as_torchrun(rank, size, port):
+                    arguments = (rank, folder, pickled, epochs)
+                    started.append(spawn(_read_rank, arguments, nprocs=1, join=False))
+            running = started
+            while running:
+                running = [context for context in running if not context.join(POLL)]
+        finally:
+            for context in started:
+                context.processes[0].terminate()
         return [torch.load(Path(folder, f"{rank}.pt")) for rank in range(size)]
 
 

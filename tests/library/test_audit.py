@@ -1,5 +1,10 @@
 """An audit finds what a loader loses or repeats, and says nothing of loaders that are right."""
 
+import contextlib
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +34,9 @@ from thresher.samplers import (
     WeightedSampler,
 )
 from thresher.testing import Audit, audit
+
+with contextlib.suppress(ImportError):
+    import accelerate
 
 N = 103
 LABELS = np.arange(N) % 4
@@ -249,6 +257,53 @@ def test_two_processes(make, begin_epoch, message):
     found = audit(make, world=(2,), epochs=2, resume=False, begin_epoch=begin_epoch)
     told = [one for one in found.problems if one.startswith("2 processes")]
     assert bool(told) == (message is not None) and (message or "") in " ".join(told)
+
+
+def dispatched():
+    config = accelerate.DataLoaderConfiguration(dispatch_batches=True)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
+    return accelerator.prepare(shuffled_in_each_process())
+
+
+def test_a_loader_of_accelerate_in_two_processes():
+    pytest.importorskip("accelerate")
+    found = audit(dispatched, world=2, epochs=2, resume=False)
+    assert not found.problems and found.facts[-1] == "2 processes: 7 batches each"
+
+
+SCRIPT = """
+import accelerate, torch
+from torch.utils.data import DataLoader, TensorDataset
+from thresher.testing import audit
+
+accelerator = accelerate.Accelerator()
+def make_loader():
+    return accelerator.prepare(DataLoader(TensorDataset(torch.arange(40)), 8, shuffle=True))
+
+if __name__ == "__main__":
+    print(audit(make_loader, world=2, epochs=2))
+"""
+
+
+def test_a_script_that_creates_an_accelerator(tmp_path):
+    pytest.importorskip("accelerate")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    output = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    assert output.stdout == "2 processes: 3 batches each\n"
+
+
+def fails_in_a_process():
+    if torch.distributed.get_rank():
+        raise RuntimeError("no data here")
+    torch.distributed.barrier()
+
+
+def test_an_error_in_one_process_ends_the_audit():
+    before = dict(os.environ)
+    with pytest.raises(Exception, match="no data here"):
+        audit(fails_in_a_process, world=2)
+    assert dict(os.environ) == before
 
 
 def test_a_loader_for_one_process_is_no_problem_by_default():
