@@ -282,11 +282,15 @@ def parse_methods(text: str) -> list[Spec]:
     return specs
 
 
+MOST_SEEDS = 1000
+"""Largest number of seeds of a comparison."""
+
+
 def parse_seeds(text: str) -> list[int]:
     """Parses random seeds, and ranges of them, that are separated by commas.
 
     Raises:
-        ValueError: There is no seed, one is not a whole number of 0 or more, or one is given twice.
+        ValueError: There is no seed, one is not a whole number of 0 or more, one is given twice, or there are more than 1,000.
 
     Example:
         >>> parse_seeds("0-2,7")
@@ -300,7 +304,11 @@ def parse_seeds(text: str) -> list[int]:
             raise ValueError(
                 f"--seeds: whole numbers of 0 or more, separated by commas, such as 0,1,2 or 0-9; got {text!r}"
             )
-        seeds += range(int(ends[0]), int(ends[1]) + 1)
+        numbers = range(int(ends[0]), int(ends[1]) + 1)
+        # Before a list is made of it, which may take all memory.
+        if len(seeds) + len(numbers) > MOST_SEEDS:
+            raise ValueError(f"--seeds: at most {MOST_SEEDS:,} seeds, got more in {text!r:.100}")
+        seeds += numbers
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds: a seed is given twice in {text!r}")
     return seeds

@@ -173,6 +173,13 @@ def test_empty_parts_are_passed_over():
 def test_seeds():
     assert parse_seeds("0, 1,7") == [0, 1, 7]
     assert parse_seeds("9, 0-2,4-4") == [9, 0, 1, 2, 4]
+    assert len(parse_seeds("0-999")) == 1000
+
+
+@pytest.mark.parametrize("text", ["0-1000000000", "0-999,1000"])
+def test_too_many_seeds_are_refused(text):
+    with pytest.raises(ValueError, match=f"at most 1,000 seeds, got more in '{text}'"):
+        parse_seeds(text)
 
 
 @pytest.mark.parametrize(
