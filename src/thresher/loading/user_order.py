@@ -436,7 +436,7 @@ class UserOrder:
             if not plan.smaller:
                 raise
             raise SmallerBatchesError(
-                f"Smaller batches need the number of samples of an epoch, and {error}."
+                f"Smaller batches need the number of samples of an epoch, and {error}. Use spend='steps'."
             ) from None
         return self.ends_of(rows, everything=plan.everything, smaller=plan.smaller)
 

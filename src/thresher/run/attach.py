@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack, cast
 
@@ -20,7 +21,8 @@ from thresher.cost import Cost
 from thresher.distributed.gathered_records import GatheredRecords
 from thresher.distributed.world import World
 from thresher.loading.loader import SelectedLoader
-from thresher.loading.samplers import without_wrapper
+from thresher.loading.samplers import inner_sampler, without_wrapper
+from thresher.loading.user_order import groups_by_length
 from thresher.losses.base import SignalReader, Signals
 from thresher.methods import registry
 from thresher.methods._adapted import OnSubset
@@ -140,6 +142,7 @@ def build_run(config: RunConfig) -> Run:
     trained = TrainedModel(config.given.model, subset=config.mode.is_in_forward)
     timing = Timing()
     loader, method = _data(config, device=device, timing=timing)
+    config = _in_users_order(config, loader)
     # Without a device, a model and an optimizer, batches stay where they are, and the records are on the CPU.
     parts = _attribution(
         config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing
@@ -176,6 +179,33 @@ def _data(
             "shuffle=True"
         )
     return loader, _on_subset(config, loader)
+
+
+def _in_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
+    """Returns the options with which a method that stratifies by default keeps the order of the user's sampler; warns."""
+    method = config.epoch_method
+    given = config.given
+    sampler = type(inner_sampler(given.loader.batch_sampler)).__name__
+    stratifies = requirements_of(method).order == "class" and given.stratify == "auto"
+    if not stratifies or config.free or config.composes or groups_by_length(given.loader):
+        return config
+    if loader.candidates > LONG_EPOCH * len(given.loader.dataset):  # pyright: ignore[reportArgumentType]
+        raise ValueError(
+            f"`method`: {type(method).__name__} chooses once per epoch, but the loader's sampler sets another order, of "
+            f"{loader.candidates:,} samples: use shuffle=True"
+        )
+    unknown = config.world.size == 1 and not loader.yields_once
+    spends_steps = given.spend is None and unknown
+    size = ""
+    settings = "stratify=None"
+    if spends_steps:
+        size = " and have their full size, in fewer steps"
+        settings += ", spend='steps'"
+    warn(
+        f"Batches are not stratified by class{size}, because {sampler} sets an order of its own: pass shuffle=True, or "
+        f"{settings} to keep this order without a warning."
+    )
+    return replace(config, spend="steps") if spends_steps else config
 
 
 def _attribution(
@@ -496,7 +526,7 @@ def attach(
             full training, smaller batches, no scaled learning rate. Default None: as the method defines.
         stratify: "class": each batch has every class in its share of the dataset; classes come from the dataset or
             `run.criterion`. A list or tensor of shape (N,): the same with these classes. None: the loader's order. Default
-            "auto": as the method defines.
+            "auto": as the method defines; the loader's order, with a warning, if its sampler is no plain shuffle.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, if there is one.
         options: Further settings by name. `on_nonfinite`: what to do with losses that are not finite: "keep" (default) keeps
             the samples and warns; "raise" raises an error. `observe`: whether to store what `run.data_map` needs, 20 to 44

@@ -135,16 +135,11 @@ def _strata(
         # order by length stays one without the samples that are left out.
         composed = composes(batches) and not isinstance(batches, StratifiedBatchSampler)
         composed = composed or groups_by_length(given.loader)
-        wanted = "class" if requires.order == "class" and not composed else None
+        wanted = "class" if requires.order == "class" and free and not composed else None
     if wanted is None:
         return None
     streams = isinstance(given.loader.dataset, IterableDataset)
     if why := why_not_stratified(method, streams=streams, free=free):
-        if given.stratify == "auto":
-            raise ValueError(
-                f"`method`: {type(method).__name__} trains in stratified batches, but {why}. stratify=None leaves the rows in "
-                "the loader's order; UniformSubset keeps the order of any sampler."
-            )
         raise ValueError(f"`stratify`: batches cannot be stratified, because {why}")
     of_values = adapter is not None and adapter.kind == "values" and given.labels is None
     of_user = given.labels is not None or isinstance(batches, StratifiedBatchSampler)

@@ -197,7 +197,9 @@ def test_samplers_of_some_samples_and_pruning():
 
 
 def test_a_sampler_that_repeats_ids():
-    with pytest.raises(ValueError, match="Smaller batches need the number of samples of an epoch"):
+    with pytest.raises(
+        ValueError, match="Smaller batches need the number of samples.*Use spend='steps'"
+    ):
         attached(thresher.UniformSubset(0.5), sampler=WeightedRandomSampler(torch.ones(N), N), shuffle=None,
                  more={"spend": "batches"})  # fmt: skip
 

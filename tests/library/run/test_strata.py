@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
+    RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -262,30 +264,52 @@ def test_a_method_that_draws_an_order_declares_it():
         attach(Undeclared(), stratify="class").plan  # noqa: B018
 
 
+class UsersOrder(Sampler):
+    def __iter__(self):
+        return iter(torch.randperm(100).tolist())
+
+    def __len__(self):
+        return 100
+
+
 ORDERS = {
     "sequential": {},
     "weighted": {"sampler": WeightedRandomSampler(torch.rand(100), 100)},
     "some": {"sampler": SubsetRandomSampler(range(50))},
+    "own": {"sampler": UsersOrder()},
 }
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("spend", [None, "steps"])
-def test_an_order_of_the_users_own_is_refused_with_the_ways_out(order, spend):
+def test_an_order_of_the_users_own_is_kept_with_a_warning(order, spend):
     loader = DataLoader(data(), 10, **ORDERS[order])
     with pytest.raises(
         ValueError, match="`stratify`: .* the loader's sampler sets another order: use shuffle=True"
     ):
-        attach(thresher.FullData(), loader, stratify="class")
-    with pytest.raises(
-        ValueError, match="`method`: Winnow trains in stratified batches, .*: use shuffle=True"
-    ) as said:
-        attach(0.5, loader, spend=spend)
-    assert "stratify=None" in str(said.value) and "UniformSubset" in str(said.value)
+        attach(0.5, loader, stratify="class")
+    settings = {"spend": spend, "stratify": None}
+    full_size = order in ("weighted", "own")  # smaller batches need the number of rows
+    if full_size:
+        settings["spend"] = "steps"
+    with pytest.warns(UserWarning, match="Batches are not stratified by class.*shuffle=True"):
+        batches = epochs_of(0.5, loader=loader, spend=spend)
+    rows = [len(batch) for epoch in batches for batch in epoch]
+    again = epochs_of(0.5, loader=DataLoader(data(), 10, **ORDERS[order]), **settings)
+    assert len(batches) == len(again) == 2
+    if order != "weighted":
+        assert rows == [len(batch) for epoch in again for batch in epoch]
+    assert (max(rows) == 10) == (full_size or spend == "steps")
     assert len(epochs_of(thresher.UniformSubset(0.5), loader=loader)) == 2
-    if order != "weighted":  # how many rows smaller batches have is not known there
-        assert len(epochs_of(0.5, loader=loader, spend=spend, stratify=None)) == 2
     assert len(epochs_of(1.0, loader=loader)) == 2
+
+
+def test_an_endless_sampler_has_no_share():
+    sampler = RandomSampler(data(), replacement=True, num_samples=10**10)
+    with pytest.raises(
+        ValueError, match="`method`: Winnow chooses once per epoch, .* of 10,000,000,000 samples"
+    ):
+        attach(0.5, DataLoader(data(), 10, sampler=sampler))
 
 
 def test_a_stream_has_no_order():
