@@ -488,10 +488,10 @@ class Selection(Callback):
         With several processes, each has its own run, with the cost of its part of the samples.
 
         Raises:
-            ValueError: `fit` has not begun in this process.
+            AttributeError: `fit` has not begun in this process.
         """
         if self._run is None:
-            raise ValueError(
+            raise AttributeError(
                 "thresher.lightning.Selection.run: no training has begun in this process; call trainer.fit first. With "
                 "strategy='ddp_spawn', the run is in the processes that fit starts: read it in on_train_end of a callback."
             )

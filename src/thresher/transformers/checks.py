@@ -13,6 +13,11 @@ from thresher.methods.stages import split_by_stage
 from thresher.run.attach import method_of
 from thresher.warning import warn
 
+OF_PREFERENCES = frozenset(
+    {"DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer", "BCOTrainer", "RewardTrainer"}
+)
+"""Trainers of TRL that learn from preferences."""
+
 
 def unsupported(what: str, way_out: str) -> ValueError:
     """Returns the error for a setting that is not supported.
@@ -34,6 +39,7 @@ def check_settings_of(trainer: Any) -> None:
         ValueError: A setting is not supported.
     """
     args = trainer.args
+    check_no_preferences(type(trainer))
     if args.max_steps > 0 and not _keeps_steps(trainer):
         raise unsupported(
             f"TrainingArguments(max_steps={args.max_steps})",
@@ -58,6 +64,26 @@ def check_settings_of(trainer: Any) -> None:
         if getattr(args, name, False):
             raise unsupported(f"TrainingArguments({name}=True)", _WHY[name])
     _check_processes(trainer)
+
+
+def check_no_preferences(kind: type) -> None:
+    """Checks that a trainer is none of TRL's for preferences, whose batches have no loss per row.
+
+    Args:
+        kind: Class of a trainer.
+
+    Raises:
+        ValueError: The trainer learns from pairs of completions, or from completions with a verdict.
+    """
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("trl.")]
+    for base in bases:
+        if base.__name__ in OF_PREFERENCES:
+            raise unsupported(
+                f"{base.__name__} of TRL",
+                "Its loss compares the completions of a preference, so a row has no loss of its own to choose by. Train without "
+                "Selection, or write your own loop with run.reduce(losses, ids=run.ids), where `losses` has the loss of each "
+                "preference.",
+            )
 
 
 def check_rows_joined(trainer: Any) -> None:

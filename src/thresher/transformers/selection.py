@@ -161,8 +161,10 @@ class Selection(Base):
         selection: Method, list of methods or share of the cost, as `thresher.attach` takes it. In the list, or alone, there may
             be a `thresher.TokenSelection`, whose reference model is called with each training batch.
         per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is not a cross-entropy. It returns the
-            loss of each position, shape (rows, ...), and a mask or weights of the positions that count, same shape. If the
-            batch has no key "labels", `labels` is a dict with the keys in `TrainingArguments(label_names=...)`. Default:
+            loss of each position, shape (rows, ...), and a mask or weights of the positions that count, same shape. Class
+            weights belong into the second, class_weights[labels], and the losses have none: the mean is over the sum of the
+            weights, as in CrossEntropyLoss(weight=). The trainer must compute the same loss, or training ends with an error.
+            If the batch has no key "labels", `labels` is a dict with the keys in `TrainingArguments(label_names=...)`. Default:
             cross-entropy.
         selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `signals`, `seed`, `spend`, `stratify`,
             `on_nonfinite`, `observe` and `collate_keeps_rows`. Default: none.
@@ -268,10 +270,10 @@ class Selection(Base):
         """The `thresher.Run` of the current or last call of `train`, with its cost, history and stored losses.
 
         Raises:
-            ValueError: `train` was not called yet, or the trainer makes its own batches and trains without a run.
+            AttributeError: `train` was not called yet, or the trainer makes its own batches and trains without a run.
         """
         if self._run is None:
-            raise ValueError(
+            raise AttributeError(
                 "thresher.transformers.Selection.run: no training has begun; call train() first. A trainer that makes its own "
                 "batches has no run."
             )
@@ -407,8 +409,8 @@ class Selection(Base):
         except AttributionError as error:
             raise AttributionError(
                 "thresher.transformers.Selection: the rows of the batch are not samples of the dataset. Use a data_collator "
-                "that pads: DataCollatorWithFlattening and SFTConfig(padding_free=True) join samples in one row. DPOTrainer and "
-                "RewardTrainer make two rows of a pair: write your own loop with run.reduce(losses, ids=run.ids)."
+                "that pads: DataCollatorWithFlattening and SFTConfig(padding_free=True) join samples in one row. For two rows "
+                "of a pair, write your own loop with run.reduce(losses, ids=run.ids)."
             ) from error
         try:
             return super().training_step(self.run.model, inputs, num_items_in_batch)
@@ -423,10 +425,12 @@ class Selection(Base):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._head is not None:
             return self._loss_of_head(model, inputs, return_outputs, num_items_in_batch)
+        # The trainer's own loss is that of full training, but `per_position` has to agree with it.
+        uses_losses = not self._only_counts or self.per_position is not None
+        if uses_losses and (self._compared.divides is None or self._has_new_classes(inputs)):
+            self._compare(inputs, num_items_in_batch)
         if self._only_counts:
             return self._loss_of_trainer(model, inputs, return_outputs, num_items_in_batch)
-        if self._compared.divides is None or self._has_new_classes(inputs):
-            self._compare(inputs, num_items_in_batch)
         if self._compared.direct:
             outputs, labels = self._forward(model, inputs)
             loss = self._reduced(inputs, outputs, labels, num_items_in_batch)

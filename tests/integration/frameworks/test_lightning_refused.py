@@ -180,8 +180,9 @@ def test_schedulers():
 
 
 def test_arguments():
-    with pytest.raises(ValueError, match="no training has begun in this process.*ddp_spawn"):
+    with pytest.raises(AttributeError, match="no training has begun in this process.*ddp_spawn"):
         _ = Selection(0.5).run
+    assert not hasattr(Selection(0.5), "run")
     with pytest.raises(
         TypeError,
         match="Selection: epochs, lr: no such setting; the settings are collate_keeps_rows, .*spend",

@@ -5,6 +5,7 @@ import torch
 
 import thresher
 from helpers import assert_same
+from thresher.transformers import checks
 from transformers_cases import METHODS
 
 pytest.importorskip("trl")
@@ -222,18 +223,30 @@ def test_a_hook_counts_what_the_cost_says(method, tmp_path):
     assert made.run.cost.forward == sum(rows)
 
 
-def test_rows_of_pairs_are_refused(tmp_path):
+def test_trainers_of_preferences_are_refused(monkeypatch):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.cpo import CPOTrainer
+    from trl.experimental.orpo import ORPOTrainer
+
+    known = (cases.trl.DPOTrainer, cases.trl.KTOTrainer, cases.trl.RewardTrainer)
+    for kind in (*known, CPOTrainer, ORPOTrainer):
+        selecting = type("Selecting", (cases.Selection, kind), {})
+        match = f"{kind.__name__} of TRL is not supported. .* write your own loop with run.reduce"
+        with pytest.raises(ValueError, match=match):
+            checks.check_no_preferences(selecting)
+
+
+def test_a_trainer_of_pairs_is_refused_before_training(tmp_path):
     class DPO(cases.Selection, cases.trl.DPOTrainer):
         pass
 
     pairs = {"prompt": cases.lines(0), "chosen": cases.lines(1), "rejected": cases.lines(2)}
-    made = DPO(
-        cases.model(),
-        cases.model(),
-        args=cases.trl.DPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False),
-        train_dataset=cases.datasets.Dataset.from_dict(pairs),
-        processing_class=cases.texts()[1],
-        selection=thresher.FullData(),
-    )
-    with pytest.raises(thresher.AttributionError, match="two rows of a pair: write your own loop"):
-        made.train()
+    with pytest.raises(ValueError, match="DPOTrainer of TRL is not supported"):
+        DPO(
+            cases.model(),
+            cases.model(),
+            args=cases.trl.DPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False),
+            train_dataset=cases.datasets.Dataset.from_dict(pairs),
+            processing_class=cases.texts()[1],
+            selection=thresher.FullData(),
+        )

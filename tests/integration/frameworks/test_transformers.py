@@ -352,8 +352,9 @@ def test_scheduler_by_a_metric_and_one_of_the_user(tmp_path):
 @in_verify
 def test_a_second_training_and_an_evaluation(tmp_path):
     made = trainer(tmp_path, METHODS["kakurenbo"])
-    with pytest.raises(ValueError, match="no training has begun"):
+    with pytest.raises(AttributeError, match="no training has begun"):
         _ = made.run
+    assert not hasattr(made, "run")
     before = made.evaluate()["eval_loss"]
     runs = []
     for _ in range(2):

@@ -262,6 +262,14 @@ def of_dictionary(outputs, labels):
     return ones(F.cross_entropy(outputs["logits"], labels, reduction="none"))
 
 
+@pytest.mark.parametrize("losses", [half_weighted, weighted])
+def test_full_training_compares_the_losses_too(losses, tmp_path):
+    """Without the weights in its `compute_loss`, Trainer would train without them."""
+    made = trainer(tmp_path, thresher.FullData(), with_per_position=losses)
+    with pytest.raises(ValueError, match="would train another loss. .*class_weights"):
+        made.train()
+
+
 @pytest.mark.parametrize(
     ("losses", "settings", "match"),
     [
