@@ -196,12 +196,14 @@ def lightning_refuses(rank: int, folder: str) -> None:
 
 
 def transformers_changes_nothing(rank: int, folder: str) -> None:
-    found, settings = [], {"gradient_accumulation_steps": 3}
-    for method in (None, thresher.FullData()):
-        made = transformers_cases.trainer(f"{folder}/full", method, causal=True, **settings)
-        made.train()
-        found.append(transformers_cases.outcome(made))
-    assert_same(found[1], found[0])
+    for order in ("random", "group_by_length"):
+        settings = {"gradient_accumulation_steps": 3, "train_sampling_strategy": order}
+        found = []
+        for method in (None, thresher.FullData()):
+            made = transformers_cases.trainer(f"{folder}/full", method, causal=True, **settings)
+            made.train()
+            found.append(transformers_cases.outcome(made))
+        assert_same(found[1], found[0])
 
 
 def transformers_goes_on(rank: int, folder: str) -> None:

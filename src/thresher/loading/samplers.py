@@ -366,6 +366,10 @@ def check_iteration(loader: DataLoader[Any]) -> None:
             )
 
 
+# Compared by name, because the library need not be installed.
+ONCE = ("LengthGroupedSampler",)
+"""Names of sampler classes of other libraries that yield each id once: the one of `group_by_length` of Transformers."""
+
 SHARED = "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader)"
 """Ways to divide samples among several processes, for error messages."""
 
@@ -438,7 +442,7 @@ def _check_dealt_order(sampler: Any, size: int) -> None:
     repeats = isinstance(sampler, RandomSampler) and (
         sampler.replacement or sampler.num_samples != size
     )
-    fits = (
+    fits = type(sampler).__name__ in ONCE or (
         isinstance(sampler, known)
         and not repeats
         and getattr(sampler, "num_replicas", None) in (None, 1)

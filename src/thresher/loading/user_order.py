@@ -34,6 +34,7 @@ from thresher.loading.epoch import (
 )
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
+    ONCE,
     check_unchanged,
     inner_sampler,
     is_dealt_by_accelerate,
@@ -50,10 +51,6 @@ from thresher.selection import chunks
 
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with arrays."""
-
-# Compared by name, because the library need not be installed.
-ONCE = ("LengthGroupedSampler",)
-"""Names of sampler classes of other libraries that yield each id once: the one of `group_by_length` of Transformers."""
 
 
 def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:

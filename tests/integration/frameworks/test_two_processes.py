@@ -38,7 +38,7 @@ def test_processes_that_fit_starts():
         fit(module, *callbacks, **cases.ON_TWO | {"strategy": "ddp_fork"})
         found.append(module.state_dict())
         for selection in callbacks:
-            with pytest.raises(ValueError, match="in the processes that fit starts"):
+            with pytest.raises(AttributeError, match="in the processes that fit starts"):
                 _ = selection.run
     cases.assert_same(found[1], found[0])
     assert not torch.equal(found[2]["net.0.weight"], found[0]["net.0.weight"])
