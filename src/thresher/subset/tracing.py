@@ -12,6 +12,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, fx, nn
+from torch._decomp import decompositions as torch_decompositions
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
@@ -104,7 +105,12 @@ def trace_joint(
     # Not by `train()`: parts of the module may be in another mode.
     flat.training = module.training
     # `effects_undone` comes first and so ends last: objects are restored even if another context raises an error at its end.
-    guarded = (effects_undone(module.named_modules()), _no_random_numbers(), _compiling_flag_set())
+    guarded = (
+        effects_undone(module.named_modules()),
+        _no_random_numbers(),
+        _compiling_flag_set(),
+        _recurrent_layers_corrected(),
+    )
     with contextlib.ExitStack() as stack, torch.enable_grad():
         for context in guarded:
             stack.enter_context(context)
@@ -249,6 +255,40 @@ def _compiling_flag_set() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def _recurrent_layers_corrected() -> Iterator[None]:
+    """Corrects how torch decomposes recurrent layers.
+
+    Torch never drops values between layers. On CPUs, the operation that it uses for an LSTM of float32 inputs has no backward.
+    """
+    of_layers = torch_decompositions._rnn_helper
+
+    def corrected(
+        values: Tensor, hidden: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, train: bool,
+        bidirectional: bool, batch_first: bool, layer_fn: Any,
+    ) -> Any:  # fmt: skip
+        if layer_fn is torch_decompositions.mkldnn_one_layer_lstm:
+            layer_fn = torch_decompositions.one_layer_lstm
+        values = values.transpose(0, 1) if batch_first else values
+        directions = 2 if bidirectional else 1
+        states = []
+        for start in range(0, num_layers * directions, directions):
+            if start:
+                values = torch.dropout(values, dropout, train)
+            part = slice(start, start + directions)
+            values, last = of_layers(
+                values, hidden[part], params[part], has_biases, 1, 0.0, False, bidirectional, False, layer_fn
+            )  # fmt: skip
+            states += last
+        return values.transpose(0, 1) if batch_first else values, states
+
+    torch_decompositions._rnn_helper = corrected
+    try:
+        yield
+    finally:
+        torch_decompositions._rnn_helper = of_layers
 
 
 @contextlib.contextmanager

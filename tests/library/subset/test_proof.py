@@ -154,5 +154,6 @@ def test_draws_are_those_of_the_model(name) -> None:
     torch.manual_seed(1)
     with warnings.catch_warnings(action="ignore"):
         outputs = thresher.subset_backward(model)(x)
-    assert torch.equal(outputs, expected)
+    # Not bit by bit: the graph of an LSTM rounds in another order than oneDNN.
+    torch.testing.assert_close(outputs, expected)
     assert torch.equal(torch.get_rng_state(), state)
