@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -329,7 +330,11 @@ def check_against_module(
         after = rng.capture(device)
         rng.restore(before, device)
         # Up to the end of the backward pass, in which checkpoints call parts of the module again.
-        with _tensors_replaced(module) as replicas:
+        # Hooks of its own, because a checkpoint around this call counts what its own hooks save.
+        with (
+            _tensors_replaced(module) as replicas,
+            saved_tensors_hooks(Tensor.detach, Tensor.detach),
+        ):
             args, kwargs = rebuild(few)
             outputs = list(leaves(without_caches(module(*args, **kwargs)), objects=False))
             same = rng.equal(after, rng.capture(device))
