@@ -238,14 +238,15 @@ def test_kinds_of_containers_are_kept() -> None:
     assert found["l"][0] == 6 and torch.equal(found["l"][1], torch.arange(3))
 
 
-@pytest.mark.parametrize("limit", ["MOST_OPERATIONS", "MOST_SECONDS"])
+@pytest.mark.parametrize("limit", ["MOST_OPERATIONS", "MOST_SECONDS", "MEMORY_SHARE"])
 def test_a_long_trace_is_given_up(monkeypatch, limit) -> None:
     def loops(m, x):
         for _ in range(40):
             x = x + m.linear(x).tanh()
         return x
 
-    monkeypatch.setattr(trace_budget, limit, {"MOST_OPERATIONS": 300, "MOST_SECONDS": 0.0}[limit])
+    least = {"MOST_OPERATIONS": 300, "MOST_SECONDS": 0.0, "MEMORY_SHARE": -0.01}
+    monkeypatch.setattr(trace_budget, limit, least[limit])
     make = mock.Mock(wraps=tracing.trace_joint)
     monkeypatch.setattr(tracing, "trace_joint", make)
     model = Calls(loops)
