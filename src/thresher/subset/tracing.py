@@ -101,6 +101,7 @@ def trace_joint(
     ]
     sizes = _sizes_of(fakes, tensors, batched, rows, varying)
     symbols = [sizes.symbol, *sizes.free]
+    decompositions = {aten.bernoulli.p: _draw_in_memory_order, **(decompositions or {})}
     flat = FlatModule(module, rebuild)
     # Not by `train()`: parts of the module may be in another mode.
     flat.training = module.training
@@ -128,7 +129,7 @@ def trace_joint(
             )
         graph = joint.graph_module
         _refuse_hidden_inputs(graph)
-        _refuse_frequencies(graph)
+        _refuse_dependence_on_rows(graph)
         _refuse_communication(graph)
         _drop_detached(graph)
         num_forward = joint._aot_state.fw_metadata.num_forward
@@ -319,6 +320,18 @@ def _no_random_numbers() -> Iterator[None]:
 # The graph of forward and backward together
 
 
+def _draw_in_memory_order(values: Tensor, p: float = 0.5, generator: Any = None) -> Tensor:
+    """Draws a mask as `bernoulli_` does, as for AlphaDropout.
+
+    In a graph, `bernoulli_` becomes `bernoulli`, which draws the first number for the first entry in any memory format.
+    """
+    if values.is_contiguous():
+        return NotImplemented
+    order = sorted(range(values.dim()), key=lambda d: -values.stride(d))
+    back = [order.index(d) for d in range(values.dim())]
+    return aten.bernoulli.p(values.permute(order), p, generator=generator).permute(back)
+
+
 def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
     """Refuses tensors that need a gradient and are not parameters, and sizes that follow values."""
     for node in graph.graph.nodes:
@@ -339,18 +352,29 @@ def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
                 raise Unsupported(f"{node.target} returns a size or number that depends on values")
 
 
-def _refuse_frequencies(graph: fx.GraphModule) -> None:
-    """Refuses gradients that are divided by how often an index is in the batch; on some rows it is there less often."""
+OF_ROWS = frozenset(
+    {"lengths", "offsets", "offs", "batch_sizes", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_q", "cu_seq_k"}
+)  # fmt: skip
+"""Names of arguments that hold numbers of rows or positions of rows."""
+
+
+def _refuse_dependence_on_rows(graph: fx.GraphModule) -> None:
+    """Refuses operations that depend on which rows, or how many, are in the batch."""
     for node in graph.graph.nodes:
         names = (
             [argument.name for argument in node.target._schema.arguments]
             if hasattr(node.target, "_schema")
             else ()
         )
-        if dict(zip(names, node.args, strict=False), **node.kwargs).get("scale_grad_by_freq"):
+        arguments = dict(zip(names, node.args, strict=False), **node.kwargs)
+        if arguments.get("scale_grad_by_freq"):
             raise Unsupported(
                 "an embedding has scale_grad_by_freq=True: its gradients depend on all rows of the batch"
             )
+        # With fewer rows, torch's kernels would read and write beyond the end of their memory: few check this.
+        for name in OF_ROWS & arguments.keys():
+            if arguments[name] is not None:
+                raise Unsupported(f"{node.target} takes positions or numbers of rows (`{name}`)")
 
 
 def _refuse_communication(graph: fx.GraphModule) -> None:

@@ -170,6 +170,18 @@ def test_gradients_by_frequency_are_refused(part) -> None:
         subset_backward(sub.wrapped, strict=True)(words)
 
 
+def test_operations_that_take_numbers_of_rows_are_refused() -> None:
+    """With fewer rows, `segment_reduce` writes beyond the end of its memory."""
+    sums = Calls(lambda m, x: torch.segment_reduce(m.linear(x), "sum", lengths=m.lengths))
+    sums.lengths = torch.tensor([1, 2, 4])
+    bag = nn.Sequential(nn.EmbeddingBag(5, 3, mode="max", dtype=torch.float64), nn.Tanh())
+    words = torch.arange(48).reshape(16, 3) ** 2 % 5
+    for model, given, name in ((sums, numbers(7, 6), "lengths"), (bag, words, "offsets")):
+        sub = wrap(model, strict=False)
+        with pytest.warns(UserWarning, match=f"numbers of rows .`{name}`"):
+            same_as_plain(sub, given, rows=[0, 2])
+
+
 def test_compiled_scripts_are_named() -> None:
     for model, name in (
         (nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), "module '1'"),

@@ -1,4 +1,4 @@
-"""The backward pass of GroupNorm where its gradient comes in another memory format than its input."""
+"""Memory formats: GroupNorm whose gradient comes in another one than its input, and draws in channels_last."""
 
 import copy
 
@@ -9,6 +9,7 @@ from torch import nn
 
 import thresher
 from depth import depth
+from subset_cases import numbers, same_as_plain, wrap
 
 N, KEPT = 6, [1, 3, 4]
 WEIGHTS = torch.randn(N, 4 * 6 * 6, generator=torch.Generator().manual_seed(0))
@@ -53,3 +54,10 @@ def test_gradients_are_those_of_the_module(act, layout, loss):
     LOSSES[loss](thresher.subset_backward(of_rows, strict=True)(x))[KEPT].mean().backward()
     for found, expected in zip(of_rows.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [nn.AlphaDropout, nn.Dropout])
+def test_masks_of_channels_last_are_those_of_the_module(kind) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(0.3), nn.Conv2d(4, 3, 1))
+    sub = wrap(model, strict=True)
+    same_as_plain(sub, numbers(N, 3, 4, 5).to(memory_format=torch.channels_last), rows=KEPT)
