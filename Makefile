@@ -193,7 +193,6 @@ submission: .venv/installed
 
 grpo: .venv/for-verify
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grpo --page docs/evidence/grpo.md
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.grpo --bins --page docs/evidence/grpo.md
 
 gpu: .venv/for-tests
 	$(BIN)/python -m benchmarks.gpu check --out runs/$@ --minutes 4

@@ -153,11 +153,7 @@ def on_ranks(folder: Path) -> None:
     }
     choices = {
         "greso": (rl.Greso(PROMPTS), {}),
-        "thompson": (rl.Thompson(PROMPTS), {}),
-        "groups": (
-            rl.Thompson(PROMPTS, groups=["ab"[number % 2] for number in range(PROMPTS)], floor=0.2),
-            {"refill": True, "outcome": passes},
-        ),
+        "greso refill": (rl.Greso(PROMPTS), {"refill": True}),
         "rollouts": (None, {"rollouts": 2}),
         "refill": (None, {"refill": True}),
     }

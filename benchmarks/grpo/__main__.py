@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.grpo import arms, bins, step, table
-from benchmarks.marks import between_marks
+from benchmarks.grpo import arms, step, table
 from benchmarks.winnow.jobs import load, run_missing
 
 
@@ -18,9 +17,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grpo", description=__doc__)
     parser.add_argument(
         "--time", action="store_true", help="Measure the time of steps instead of the reward."
-    )
-    parser.add_argument(
-        "--bins", action="store_true", help="Run the arms over bins instead of those over prompts."
     )
     parser.add_argument(
         "--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2."
@@ -38,12 +34,6 @@ def main() -> None:
         help="JSON lines of the trainings.",
     )
     parser.add_argument(
-        "--bins-runs",
-        type=Path,
-        default=folder / "grpo-bins-runs.jsonl.gz",
-        help="JSON lines of the trainings of the arms over bins.",
-    )
-    parser.add_argument(
         "--times", type=Path, default=folder / "grpo.json", help="File of the times of steps."
     )
     parser.add_argument(
@@ -54,25 +44,19 @@ def main() -> None:
     )
     given = parser.parse_args()
     done = load(given.runs)
-    bins_done = load(given.bins_runs)
     end = time.monotonic() + 60 * given.minutes
     if not given.show and given.time:
         torch.set_num_threads(1)
         given.times.write_text(json.dumps(step.measured(), indent=1) + "\n")
-    elif not given.show and given.bins:
-        bins_done = run_missing(
-            bins.ready, bins.run, given.bins_runs, given.jobs, lambda: time.monotonic() > end
-        )
     elif not given.show:
         done = run_missing(
             arms.ready, arms.run, given.runs, given.jobs, lambda: time.monotonic() > end
         )
     times = json.loads(given.times.read_text())
-    found = step.text(times), table.text(done), bins.text(bins_done)
+    found = step.text(times), table.text(done)
     if given.page is not None:
         page = step.with_table(given.page.read_text(), found[0])
-        page = table.with_tables(page, found[1])
-        given.page.write_text(between_marks(page, *bins.MARKS, found[2]))
+        given.page.write_text(table.with_tables(page, found[1]))
     print(*found, sep="\n\n")
 
 

@@ -1,13 +1,10 @@
 """The arms: ways to choose prompts and rollouts in GRPO, each trained until it has generated a number of tokens."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import torch
 
 from benchmarks.grpo import tasks
 from benchmarks.winnow.jobs import FIRST_LOOK, Done, Job
@@ -23,18 +20,6 @@ RATE, FACTORS, LOOKS, SEEDS = 5e-4, (0.15, 0.3, 0.6, 1.0, 2.0, 4.0), 2, 8
 """Learning rate of AdamW; factors on it of the look; seeds of the look; seeds that count."""
 
 
-class Placebo(rl.Thompson):
-    """Thompson with the posterior of another prompt in place of each prompt's own: what its draws do without its knowledge."""
-
-    def __init__(self, prompts: int, *, seed: int = 0) -> None:
-        super().__init__(prompts, seed=seed)
-        self.other = torch.randperm(prompts, generator=torch.Generator().manual_seed(seed + 1))
-
-    def observe(self, ids: list[int], rewards: torch.Tensor) -> None:
-        """Books the rewards on other prompts."""
-        super().observe(self.other[torch.tensor(ids)].tolist(), rewards)
-
-
 @dataclass(frozen=True)
 class Arm:
     """A way to choose.
@@ -44,12 +29,14 @@ class Arm:
         policy: Policy of the number of prompts and a seed. Default: none, the prompts of the loader.
         settings: Further arguments of `thresher.trl.attach`.
         rollouts: Number of rollouts that are generated for a prompt.
+        removed: Whether the policy was removed, so that the committed trainings can only be read.
     """
 
     text: str
     policy: Callable[..., Any] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rollouts: int = GROUP
+    removed: bool = False
 
 
 PLAIN = "plain"
@@ -57,41 +44,40 @@ ARMS: Mapping[str, Arm] = {
     PLAIN: Arm("plain GRPO"),
     "refill": Arm("refill (DAPO)", settings={"refill": True}),
     "greso": Arm("Greso", rl.Greso),
-    "thompson": Arm("Thompson", rl.Thompson),
-    "placebo": Arm("Thompson, of other prompts", Placebo),
+    "thompson": Arm("Thompson", removed=True),
+    "placebo": Arm("Thompson, of other prompts", removed=True),
     "some": Arm("4 of 8 rollouts", settings={"rollouts": GROUP // 2}),
     "fewer": Arm("4 rollouts", rollouts=GROUP // 2),
-    "thompson refill": Arm("Thompson, refill", rl.Thompson, {"refill": True}),
+    "thompson refill": Arm("Thompson, refill", removed=True),
     "fewer refill": Arm("4 rollouts, refill", settings={"refill": True}, rollouts=GROUP // 2),
 }
 
 
-def looks_of(task: str, arm: str, share: float, factors: Sequence[float] = FACTORS) -> list[Job]:
+def looks_of(task: str, arm: str, share: float) -> list[Job]:
     """Returns the trainings that the rate of an arm is chosen by."""
     return [
         Job(task, arm, share, factor, FIRST_LOOK + look)
-        for factor in factors
+        for factor in FACTORS
         for look in range(LOOKS)
     ]
 
 
-def chosen_factor(
-    done: Done, task: str, arm: str, share: float, factors: Sequence[float] = FACTORS
-) -> float | None:
+def chosen_factor(done: Done, task: str, arm: str, share: float) -> float | None:
     """Returns the factor on the rate with the best mean reward of the looks; None before all are done."""
-    looks = looks_of(task, arm, share, factors)
+    looks = looks_of(task, arm, share)
     if not all(job in done for job in looks):
         return None
     means = {
         factor: fmean(done[job]["metric"] for job in looks if job.factor == factor)
-        for factor in factors
+        for factor in FACTORS
     }
-    return max(factors, key=lambda factor: (means[factor], -factor))
+    return max(FACTORS, key=lambda factor: (means[factor], -factor))
 
 
 def ready(done: Done) -> Iterator[Job]:
     """Yields the trainings that can run now, seed by seed; the share of a job is that of prompts that teach nothing."""
-    cells = [(task, arm, share) for share in SHARES for task in tasks.LEVELS for arm in ARMS]
+    names = [name for name, arm in ARMS.items() if not arm.removed]
+    cells = [(task, name, share) for share in SHARES for task in tasks.LEVELS for name in names]
     for cell in cells:
         yield from looks_of(*cell)
     for seed in range(SEEDS):
@@ -102,33 +88,10 @@ def ready(done: Done) -> Iterator[Job]:
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Trains once, and returns what `train` does."""
-    arm = ARMS[job.arm]
-    rows = tasks.prompts(job.task, PROMPTS, f"training {job.seed}", job.share)
-    policy = None if arm.policy is None else arm.policy(PROMPTS, seed=job.seed)
-    return train(job, rows, policy, arm.rollouts, **arm.settings)
-
-
-def train(
-    job: Job,
-    rows: list[dict[str, Any]],
-    policy: Any,
-    rollouts: int,
-    reward: Callable[..., list[float]] = tasks.reward,
-    **settings: Any,
-) -> dict[str, Any]:
     """Trains once, and returns the final reward in percent and the points of its curve.
 
-    A point has the number of steps, the tokens that were generated and trained on by then, the mean pass rate of prompts that
-    are not trained on, and the CPU seconds of the training, without the time of this measurement.
-
-    Args:
-        job: The training.
-        rows: Prompts and answers to train on.
-        policy: Policy that chooses the prompts. Default: none.
-        rollouts: Number of rollouts of a prompt.
-        reward: Reward function.
-        settings: Further arguments of `thresher.trl.attach`.
+    A point has the number of steps, the tokens that were generated and trained on by then, and the mean pass rate of prompts
+    that are not trained on.
     """
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from transformers import TrainerCallback
@@ -136,12 +99,14 @@ def train(
 
     import thresher.trl
 
+    arm = ARMS[job.arm]
+    rows = tasks.prompts(job.task, PROMPTS, f"training {job.seed}", job.share)
+    policy = None if arm.policy is None else arm.policy(PROMPTS, seed=job.seed)
     points = list[list[float]]()
     held_out = tasks.problems(job.task, HELD_OUT, "looks" if job.looks else "held out")
 
     class Curve(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.began = time.process_time()
             self.point(0)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -149,17 +114,14 @@ def train(
             self.point(state.global_step)
 
         def point(self, step: int) -> None:
-            measured_at = time.process_time()
-            spent = round(measured_at - self.began, 3)
             rate = round(float(tasks.pass_rates(trainer.model, held_out).mean()), 5)
-            points.append([step, picks.tokens_generated, picks.tokens_trained, rate, spent])
-            self.began += time.process_time() - measured_at
+            points.append([step, picks.tokens_generated, picks.tokens_trained, rate])
 
     with TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=BATCH * rollouts,
-            num_generations=rollouts,
+            per_device_train_batch_size=BATCH * arm.rollouts,
+            num_generations=arm.rollouts,
             max_completion_length=tasks.LONGEST,
             learning_rate=RATE * job.factor,
             lr_scheduler_type="constant",
@@ -177,12 +139,12 @@ def train(
         )
         trainer: Any = GRPOTrainer(
             model=tasks.base(job.task),
-            reward_funcs=reward,
+            reward_funcs=tasks.reward,
             args=config,
             train_dataset=Dataset.from_list(rows),
             processing_class=tasks.tokenizer(),
         )
-        picks = thresher.trl.attach(trainer, policy, **settings)
+        picks = thresher.trl.attach(trainer, policy, **arm.settings)
         trainer.add_callback(Curve())
         trainer.train()
     return {

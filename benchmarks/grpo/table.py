@@ -6,7 +6,7 @@ The target is three quarters of what plain GRPO gains on average. Differences ar
 
 What was changed later: the grid had four rates. After 77 counted trainings a lower and a higher rate were added, because arms
 had their best rate at an edge. Trainings that are not counted choose alone, and one arm got another rate on one task. After all
-560 trainings, two arms were added: Thompson with refill, and refill with four rollouts.
+560 trainings, two arms were added: Thompson with refill, and refill with four rollouts. Thompson was removed when all were done.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,7 +17,6 @@ from thresher import sheet as sheet
 from thresher import testing as testing
 from thresher import transformers as transformers
 from thresher import trl as trl
-from thresher import verl as verl
 from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
 from thresher.loading.samplers import ShardedSampler as ShardedSampler

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 EASY_REWARD = 0.98
@@ -263,140 +262,31 @@ def has_signal(rewards: Tensor) -> Tensor:
     return rewards.nan_to_num(nan=-torch.inf).amax(1) > rewards.nan_to_num(nan=torch.inf).amin(1)
 
 
-class Preflight(NamedTuple):
-    """How many prompts would give no gradient, estimated from a few rollouts before training.
-
-    Attributes:
-        dead: Share of the prompts whose rollouts all have the same reward, [0, 1]. They can be skipped without loss if their
-            advantages are exactly 0, as with rewards of 0 and 1.
-        easy: Share of the prompts that are dead and have a mean reward of `middle` or more, [0, 1].
-        hard: Share of the prompts that are dead and have a lower mean reward or none, [0, 1].
-        dead_with: Share of dead prompts with 2, 4, ... of these rollouts, by the number of rollouts.
-
-    Example:
-        >>> preflight([[0.5, 0.5]])
-        Preflight(dead=1.0, easy=1.0, hard=0.0, dead_with={2: 1.0})
-    """
-
-    dead: float
-    easy: float
-    hard: float
-    dead_with: dict[int, float]
-
-
-def preflight(rewards: ArrayLike | Tensor, *, middle: float = 0.5) -> Preflight:
-    """Estimates how many prompts would give no gradient, from the rewards of a few rollouts per prompt.
-
-    Args:
-        rewards: Rewards, shape (P, G), G >= 2; NaN for a rollout without a reward.
-        middle: Mean reward at or above which a prompt without a gradient counts as easy, otherwise as hard. Default: 0.5, for
-            rewards in [0, 1].
-
-    Raises:
-        ValueError: `rewards` have another shape.
-
-    Example:
-        >>> shares = preflight([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
-        >>> shares.dead, shares.easy, shares.dead_with
-        (0.5, 0.5, {2: 0.75, 4: 0.5})
-    """
-    values = torch.as_tensor(rewards, dtype=torch.float64, device="cpu")
-    if values.dim() != 2 or values.shape[1] < 2 or not len(values):
-        raise ValueError(
-            f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(values.shape)}"
-        )
-    dead = ~has_signal(values)
-    mean = values.nanmean(1)
-    easy = dead & (mean >= middle)
-    sizes = [2**power for power in range(1, values.shape[1].bit_length())]
-    shares = [float(one.double().mean()) for one in (dead, easy, dead & ~easy)]
-    return Preflight(
-        shares[0],
-        shares[1],
-        shares[2],
-        {size: round(_dead_with(values, size), 12) for size in sizes},
-    )
-
-
-def _dead_with(rewards: Tensor, size: int) -> float:
-    """Returns the mean probability that `size` of the rollouts of a prompt, drawn at random, have no two different rewards."""
-    group = rewards.shape[1]
-    none = rewards.isnan().sum(1)
-
-    def all_among(count: Tensor) -> Tensor:
-        places = torch.arange(size, dtype=torch.float64)
-        return ((count.unsqueeze(-1) - places).clamp(min=0) / (group - places)).prod(-1)
-
-    # A draw is dead if its rollouts have one reward or none. Draws without any reward would be counted once for each value, so
-    # they are subtracted there and added once.
-    equal = (rewards.unsqueeze(2) == rewards.unsqueeze(1)).sum(2)
-    nothing = all_among(none).unsqueeze(1)
-    of_values = torch.where(
-        equal > 0, (all_among(equal + none.unsqueeze(1)) - nothing) / equal.clamp(min=1), 0.0
-    )
-    return float((of_values.sum(1) + nothing.squeeze(1)).mean())
-
-
 class Uniform:
-    """Policy that chooses every group of prompts once, in random order, and then starts again.
+    """Policy that chooses every prompt once, in random order, and then starts again.
 
     A policy is any object with the methods `propose`, `observe`, `state_dict` and `load_state_dict`. It has a random generator
-    of its own, and must be the same on every rank. The policies here choose a group, and then the next prompt of the group.
-    What they learn from rewards, they learn about groups. The prompts of a group come in turn, in an order drawn once.
+    of its own, and must be the same on every rank.
 
     Args:
         prompts: Number of prompts, 1 or more.
-        groups: Group of each prompt, such as its difficulty, source or domain: whole numbers or strings, shape (prompts,).
-            Default: each prompt is a group.
-        floor: Share of the prompts, on average, that come from all groups equally often, whatever their rewards were, [0, 1].
-            Default: 0.
         seed: Random seed. Default: 0.
 
-    Attributes:
-        names: Groups, sorted; the other attributes number them in this order.
-
     Raises:
-        ValueError: `prompts` is below 1, `groups` has another shape or other values, or `floor` is out of its range.
+        ValueError: `prompts` is below 1.
 
     Example:
         >>> policy = Uniform(4)
         >>> sorted(policy.propose(3) + policy.propose(1))
         [0, 1, 2, 3]
-        >>> policy = Uniform(4, groups=["code", "math", "math", "math"])
-        >>> policy.propose(6).count(0)
-        3
     """
 
-    def __init__(
-        self,
-        prompts: int,
-        *,
-        groups: ArrayLike | Tensor | None = None,
-        floor: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        name = type(self).__name__
+    def __init__(self, prompts: int, *, seed: int = 0) -> None:
         if prompts < 1:
-            raise ValueError(f"{name}: `prompts` must be 1 or more, got {prompts}")
-        if not 0 <= floor <= 1:
-            raise ValueError(f"{name}: `floor` must be a share, within [0, 1], got {floor!r}")
-        # Strings of pandas are objects, which `tolist` makes strings of NumPy.
-        values = np.array(np.asarray(range(prompts) if groups is None else groups).tolist())
-        if values.shape != (prompts,) or values.dtype.kind not in "biuU":
-            raise ValueError(
-                f"{name}: `groups` must be whole numbers or strings, shape ({prompts},), got "
-                f"{values.dtype}, shape {values.shape}"
-            )
-        names, numbers = np.unique(values, return_inverse=True)
+            raise ValueError(f"{type(self).__name__}: `prompts` must be 1 or more, got {prompts}")
         self.prompts = prompts
-        self.names: list[Any] = names.tolist()
-        self.floor = floor
         self.generator = torch.Generator().manual_seed(seed)
         self.queue = torch.empty(0, dtype=torch.int64)
-        self.group = torch.from_numpy(numbers)
-        self.turn = torch.zeros(len(names), dtype=torch.int64)
-        shuffled = torch.randperm(prompts, generator=torch.Generator().manual_seed(seed))
-        self.order = shuffled[self.group[shuffled].argsort(stable=True)]
 
     def propose(self, k: int) -> list[int]:
         """Returns the ids of the k prompts to sample rollouts for next: a list of numbers in [0, prompts).
@@ -404,22 +294,10 @@ class Uniform:
         Args:
             k: Number of prompts, 1 or more.
         """
-        equally = 0
-        if self.floor > 0:
-            equally = int(
-                (torch.rand(k, dtype=torch.float32, generator=self.generator) < self.floor).sum()
-            )
-        groups = torch.cat((self._next(equally), self._choose(k - equally)))
-        sizes = self.group.bincount()
-        starts = sizes.cumsum(0) - sizes
-        ids: list[int] = []
-        for group in groups.tolist():
-            ids.append(int(self.order[starts[group] + self.turn[group] % sizes[group]]))
-            self.turn[group] += 1
-        return ids
+        return self._next(k).tolist()
 
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Updates the policy with the rewards of rollouts. All rollouts of a group in one call count as one visit.
+        """Updates the policy with the rewards of rollouts.
 
         Args:
             ids: Ids of the prompts.
@@ -431,7 +309,7 @@ class Uniform:
         tensors = {
             name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)
         }
-        return {**tensors, "generator": self.generator.get_state()}
+        return {**tensors, "prompts": self.prompts, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a saved state.
@@ -440,44 +318,34 @@ class Uniform:
             state: State that `state_dict` returned.
 
         Raises:
-            ValueError: The state is that of other groups.
+            ValueError: The state has another number of prompts.
         """
-        if not torch.equal(state["group"], self.group):
+        if state["prompts"] != self.prompts:
             raise ValueError(
-                f"{type(self).__name__}: the state is of {len(state['group'])} prompts in other `groups`"
+                f"{type(self).__name__}: the state is for {state['prompts']} prompts, but the policy has {self.prompts}"
             )
         self.generator.set_state(state["generator"])
         for name, value in state.items():
             if name != "generator":
                 setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
 
-    def _choose(self, k: int) -> Tensor:
-        """Returns the groups of the next k prompts."""
-        return self._next(k)
-
     def _next(self, k: int) -> Tensor:
         while len(self.queue) < k:
-            more = torch.randperm(len(self.names), generator=self.generator)
+            more = torch.randperm(self.prompts, generator=self.generator)
             self.queue = torch.cat((self.queue, more))
-        groups = self.queue[:k]
+        ids = self.queue[:k]
         self.queue = self.queue[k:]
-        return groups
-
-    def _sums(self, ids: list[int], values: Tensor) -> Tensor:
-        """Returns the sum of the values of all prompts of each group."""
-        zeros = torch.zeros(len(self.names), dtype=torch.float64)
-        return zeros.index_add(0, self.group[torch.tensor(ids)], values.double().cpu())
+        return ids
 
 
 class Greso(Uniform):
-    """Policy that tends to skip groups of prompts whose recent rollouts gave no signal (GRESO, arXiv:2506.02177).
+    """Policy that tends to skip prompts whose recent rollouts gave no signal (GRESO, arXiv:2506.02177).
 
-    A visit of a group counts as too easy (too hard) if the rollouts of each of its prompts had equal and high (low) rewards.
+    A visit of a prompt counts as too easy (too hard) if its rollouts had equal and high (low) rewards. All rollouts of a prompt
+    in one call of `observe` count as one visit.
 
     Args:
         prompts: Number of prompts, 1 or more.
-        groups: Group of each prompt. Default: each prompt is a group.
-        floor: Share of the prompts that come from all groups equally often, [0, 1]. Default: 0.
         seed: Random seed. Default: 0.
 
     Example:
@@ -488,20 +356,24 @@ class Greso(Uniform):
         True
     """
 
-    def __init__(
-        self,
-        prompts: int,
-        *,
-        groups: ArrayLike | Tensor | None = None,
-        floor: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(prompts, groups=groups, floor=floor, seed=seed)
-        self.easy, self.hard = (torch.zeros_like(self.turn) for _ in range(2))
+    def __init__(self, prompts: int, *, seed: int = 0) -> None:
+        super().__init__(prompts, seed=seed)
+        self.easy = torch.zeros(prompts, dtype=torch.int64)
+        self.hard = torch.zeros_like(self.easy)
         self.bases = Exploration()
 
+    def propose(self, k: int) -> list[int]:
+        """Returns the ids of the k prompts to sample rollouts for next."""
+        chances = rollout_chances(self.easy, self.hard, self.bases)
+        chosen = torch.empty(0, dtype=torch.int64)
+        while len(chosen) < k:
+            missing = k - len(chosen)
+            kept = choose_prompts(self._next(missing), chances, missing, self.generator)
+            chosen = torch.cat((chosen, kept))
+        return chosen.tolist()
+
     def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Counts at how many of its last visits all prompts of a group gave no signal, and adapts the factors."""
+        """Counts at how many of its last visits a prompt gave no signal, and adapts the factors."""
         scored = ~rewards.isnan().all(1)
         if not scored.any():
             return
@@ -510,11 +382,12 @@ class Greso(Uniform):
         hard = same & ~easy
         count = self._sums(ids, scored)
         visited = count > 0
-        for visits, prompts in ((self.easy, easy), (self.hard, hard)):
-            every = self._sums(ids, prompts) == count
+        for visits, without_signal in ((self.easy, easy), (self.hard, hard)):
+            every = self._sums(ids, without_signal) == count
             visits[visited] = torch.where(every, visits + 1, 0)[visited]
-        shares = [float(one[scored].double().mean()) for one in (easy, hard)]
-        self.bases = self.bases.adjusted(shares[0], shares[1])
+        easy_share = float(easy[scored].double().mean())
+        hard_share = float(hard[scored].double().mean())
+        self.bases = self.bases.adjusted(easy_share, hard_share)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as tensors and plain values."""
@@ -525,88 +398,6 @@ class Greso(Uniform):
         super().load_state_dict(state)
         self.bases = Exploration(*state["bases"])
 
-    def _choose(self, k: int) -> Tensor:
-        chances = rollout_chances(self.easy, self.hard, self.bases)
-        chosen = torch.empty(0, dtype=torch.int64)
-        while len(chosen) < k:
-            missing = k - len(chosen)
-            kept = choose_prompts(self._next(missing), chances, missing, self.generator)
-            chosen = torch.cat((chosen, kept))
-        return chosen
-
-
-class Thompson(Uniform):
-    """Policy that prefers groups of prompts whose pass rate is near a target (MoPPS, arXiv:2507.04632).
-
-    For each candidate, a random prompt, it draws a pass rate from the Beta posterior of its group, and takes the draws nearest
-    to the target (Thompson sampling).
-
-    Args:
-        prompts: Number of prompts, 1 or more.
-        groups: Group of each prompt. Default: each prompt is a group.
-        floor: Share of the prompts that come from all groups equally often, [0, 1]. Default: 0.
-        seed: Random seed. Default: 0.
-        target: Pass rate to prefer, (0, 1). Default: 0.5.
-        decay: Factor on the weight of older rewards with each new visit, (0, 1]. Default: 0.5.
-        pool: Number of random candidates per prompt to propose, 1 or more. Default: 4.
-
-    Raises:
-        ValueError: An argument is out of its range.
-
-    Example:
-        >>> policy = Thompson(8, groups=["hard", "fair"] * 4)
-        >>> policy.observe([0, 1], torch.tensor([[0.0] * 8, [1.0, 0.0] * 4]))
-        >>> sum(policy.propose(1)[0] % 2 for _ in range(20)) > 15
-        True
-    """
-
-    def __init__(
-        self,
-        prompts: int,
-        *,
-        groups: ArrayLike | Tensor | None = None,
-        floor: float = 0.0,
-        seed: int = 0,
-        target: float = 0.5,
-        decay: float = 0.5,
-        pool: int = 4,
-    ) -> None:
-        super().__init__(prompts, groups=groups, floor=floor, seed=seed)
-        if not (0 < target < 1 and 0 < decay <= 1 and pool >= 1):
-            wanted = "`target` must be within (0, 1), `decay` within (0, 1] and `pool` 1 or more"
-            raise ValueError(f"Thompson: {wanted}, got {target}, {decay} and {pool}")
-        self.passed, self.failed = (torch.ones_like(self.turn).double() for _ in range(2))
-        self.target = target
-        self.decay = decay
-        self.pool = pool
-
-    def observe(self, ids: list[int], rewards: Tensor) -> None:
-        """Updates the posteriors of the pass rates.
-
-        Args:
-            ids: Ids of the prompts.
-            rewards: Rewards of their rollouts, shape (k, G), [0, 1]; NaN for a rollout without a reward.
-
-        Raises:
-            ValueError: A reward is outside [0, 1].
-        """
-        if ((rewards < 0) | (rewards > 1)).any():
-            raise ValueError(
-                "Thompson: rewards must be within [0, 1]; scale the rewards, or use Greso or Uniform"
-            )
-        known = self.group[torch.tensor(ids)].unique()
-        passed = self._sums(ids, rewards.nansum(1))[known]
-        failed = self._sums(ids, (~rewards.isnan()).sum(1))[known] - passed
-        self.passed[known] = self.decay * self.passed[known] + (1 - self.decay) + passed
-        self.failed[known] = self.decay * self.failed[known] + (1 - self.decay) + failed
-
-    def _choose(self, k: int) -> Tensor:
-        # The pool has prompts, so that a group can be chosen several times.
-        pool = self.group[torch.randperm(self.prompts, generator=self.generator)[: self.pool * k]]
-        gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
-        passed, failed = (
-            gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed)
-        )
-        nearest = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
-        # If there are fewer prompts than k, some are repeated.
-        return nearest.repeat(-(-k // max(1, len(nearest))))[:k]
+    def _sums(self, ids: list[int], mask: Tensor) -> Tensor:
+        """Returns how often each prompt is in the mask; a prompt may come more than once."""
+        return torch.zeros_like(self.easy).index_add(0, torch.tensor(ids), mask.long().cpu())

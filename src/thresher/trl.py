@@ -3,9 +3,8 @@
 Five methods of the trainer are wrapped; each wrapper calls the original method.
 """
 
-import inspect
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,7 @@ class Picks:
 
     Attributes:
         groups: Number of groups of rollouts (a group has the rollouts of one prompt).
-        groups_with_signal: Number of groups whose rewards differ, or whose outcomes differ if there is an `outcome`. Groups with
-            equal rewards have no gradient.
+        groups_with_signal: Number of groups whose rewards differ. Groups with equal rewards have no gradient.
         tokens_generated: Number of generated tokens on this rank.
         rows: Number of rows in batches of the loss, on this rank; with several iterations over a batch, each iteration counts.
         rows_trained: Number of rows that were trained on.
@@ -88,7 +86,6 @@ def attach(
     rollouts: int | None = None,
     refill: bool = False,
     cap: float = 3,
-    outcome: Callable[..., Sequence[float | None]] | None = None,
 ) -> Picks:
     """Attaches a selection to a GRPOTrainer; the rest of the script does not change.
 
@@ -98,8 +95,8 @@ def attach(
 
     Args:
         trainer: GRPOTrainer of TRL, before it trains.
-        policy: Policy that chooses the prompts, such as `thresher.rl.Thompson(len(prompts), groups=bins)`. This changes the
-            training data. Default: the prompts of the trainer's loader.
+        policy: Policy that chooses the prompts, such as `thresher.rl.Greso(len(prompts))`. This changes the training
+            data. Default: the prompts of the trainer's loader.
         rollouts: Number of rollouts of each group to train on, 2 or more: the rollouts whose rewards vary most (PODS,
             arXiv:2504.13818). This changes the training data. Default: all.
         refill: Whether to sample rollouts for further prompts until the batch is full of groups whose rewards differ (dynamic
@@ -108,19 +105,15 @@ def attach(
             False.
         cap: Largest number of groups that a step may generate, as a multiple of its batch, 1 or more. If too few groups have
             different rewards, the batch stays smaller. Default: 3.
-        outcome: Function that returns whether each completion is a success, called as a reward function of TRL. The policy then
-            sees outcomes in place of rewards, and `refill` looks for groups whose outcomes differ. Rows are skipped as without
-            it, if their advantages are 0. Default: the rewards, which differ also if all rollouts of a group fail but shaping
-            rates them differently.
 
     Returns:
         `Picks`, whose counts are updated during training; print `summary()` to see them.
 
     Raises:
-        TypeError: `trainer` is not a GRPOTrainer, the policy is a class or lacks a method, or `outcome` is not a function.
+        TypeError: `trainer` is not a GRPOTrainer, or the policy is a class or lacks a method.
         ValueError: The trainer computes another loss than that of GRPOTrainer, a setting gives rows with an advantage of 0 a
-            gradient or makes rows depend on each other, the policy has another number of prompts than the dataset, `rollouts`
-            or `cap` is out of its range, or `outcome` has neither a policy nor `refill` to act on.
+            gradient or makes rows depend on each other, the policy has another number of prompts than the dataset, or
+            `rollouts` or `cap` is out of its range.
         RuntimeError: Raised in training: a group has different prompts, or a batch has unknown entries.
     """
     if isinstance(trainer, Selection):
@@ -130,41 +123,16 @@ def attach(
     _check_loss(trainer)
     _check_trainer(trainer)
     _check_choice(trainer, policy, rollouts)
-    if outcome is not None and (not callable(outcome) or inspect.iscoroutinefunction(outcome)):
-        raise TypeError(
-            f"thresher.trl.attach: `outcome` must be a function that is not async, got {outcome!r:.100}"
-        )
-    if outcome is not None and policy is None and not refill:
-        raise ValueError(
-            "thresher.trl.attach: `outcome` acts on the choice of prompts: give a policy or refill=True"
-        )
     if refill:
         _check_refill(trainer, cap)
-        policy = (
-            Uniform(len(trainer.train_dataset), seed=trainer.args.seed)
-            if policy is None
-            else policy
-        )
+    if refill and policy is None:
+        policy = Uniform(len(trainer.train_dataset), seed=trainer.args.seed)
     trainer.__class__ = type(f"Selected{type(trainer).__name__}", (Selection, type(trainer)), {})
     trainer._policy = policy
     trainer._rollouts = rollouts
     trainer._picks = Picks()
     trainer._cap = cap if refill else None
-    trainer._functions = len(trainer.reward_funcs)
-    trainer._outcome = None
-    if outcome is not None:
-        if outcome not in trainer.reward_funcs:
-            _add_outcome(trainer, outcome)
-        trainer._outcome = trainer.reward_funcs.index(outcome)
     return trainer._picks
-
-
-def _add_outcome(trainer: Any, outcome: Callable[..., Any]) -> None:
-    """Adds a reward function of weight 0: TRL calls it and logs its mean, and the rewards stay as they are."""
-    trainer.reward_funcs = [*trainer.reward_funcs, outcome]
-    trainer.reward_func_names = [*trainer.reward_func_names, "outcome"]
-    trainer.reward_processing_classes = [*trainer.reward_processing_classes, None]
-    trainer.reward_weights = functional.pad(trainer.reward_weights, (0, 1))
 
 
 def _check_loss(trainer: Any) -> None:
@@ -288,10 +256,7 @@ class Selection:
     _rollouts: int | None
     _cap: float | None
     _picks: Picks
-    _functions: int
-    _outcome: int | None
     _rewards: Tensor
-    _outcomes: Tensor
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Returns the batch of the loss without the rows that have no gradient."""
@@ -334,12 +299,11 @@ class Selection:
             inputs = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
         generated = make(inputs)
         rewards = self._rewards.view(-1, group)
-        outcomes = self._outcomes.view(-1, group)
-        signal = has_signal(outcomes)
+        signal = has_signal(rewards)
         self._picks.groups += len(signal)
         self._picks.groups_with_signal += int(signal.sum())
         if self._policy is not None:
-            self._policy.observe(ids, outcomes.double().cpu())
+            self._policy.observe(ids, rewards.double().cpu())
         return (
             generated
             if self._rollouts is None
@@ -428,11 +392,7 @@ class Selection:
             )
             self._check_groups(trainer.accelerator.gather(marks).tolist())
             total = (by_function * trainer.reward_weights.to(by_function.device)).nansum(1)
-            own = by_function[:, : self._functions]
-            self._rewards = total.masked_fill(own.isnan().all(1), torch.nan)
-            self._outcomes = self._rewards
-            if self._outcome is not None:
-                self._outcomes = by_function[:, self._outcome]
+            self._rewards = total.masked_fill(by_function.isnan().all(1), torch.nan)
         return by_function
 
     def _check_groups(self, prompts: list[int]) -> None:

@@ -26,7 +26,7 @@ FLOORS = (
     ("thresher_lab.training",),
     ("__init__", "__main__"),
     ("testing",),
-    ("lightning", "transformers", "trl", "verl"),
+    ("lightning", "transformers", "trl"),
     ("rl",),
     ("run",),
     ("observation", "audit"),

@@ -32,8 +32,8 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
         ContractError: A promise is broken; the message names it.
 
     Example:
-        >>> from thresher.rl import Thompson, Uniform
-        >>> check_policy(Thompson)
+        >>> from thresher.rl import Greso, Uniform
+        >>> check_policy(Greso)
         >>> class First(Uniform):
         ...     def propose(self, k):
         ...         return list(range(k))

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -69,7 +68,7 @@ def test_without_its_scale_the_gradient_is_another(loss, tmp_path, monkeypatch):
     assert largest_difference(plain, skipping) > 0.1
 
 
-@pytest.mark.parametrize("make", [rl.Uniform, rl.Greso, rl.Thompson])
+@pytest.mark.parametrize("make", [rl.Uniform, rl.Greso])
 def test_a_policy_chooses_the_prompts_and_sees_their_rewards(make, tmp_path):
     policy, made = make(PROMPTS), trainer(tmp_path)
     proposed, observed = [], []
@@ -127,64 +126,14 @@ def test_a_batch_is_refilled_with_groups_that_have_a_signal(settings, tmp_path):
         ).all()
 
 
-def shaped(completions, **given):
-    """A reward that differs within every group, also if all rollouts fail."""
-    texts = enumerate(completions)
-    return [
-        pass_ + 0.01 * (place % GROUP)
-        for (place, _), pass_ in zip(texts, passes(completions, **given), strict=True)
-    ]
-
-
-def test_skipping_follows_the_advantages_and_the_choice_the_outcomes(tmp_path):
-    """Shaped rewards differ in all groups: no row is skipped, and the policy sees which prompts fail."""
-    plain, gated = trainer(tmp_path, reward=shaped), trainer(tmp_path, reward=shaped)
-    observed = []
-    order = rl.Uniform(PROMPTS)
-    order.observe = lambda ids, rewards: observed.append((ids, rewards))
-    thresher.trl.attach(plain, rl.Uniform(PROMPTS))
-    picks = thresher.trl.attach(gated, order, outcome=passes)
-    trained(plain)
-    trained(gated)
-    assert largest_difference(plain, gated) == 0
-    assert picks.rows_trained == picks.rows == 32 and 0 < picks.groups_with_signal < picks.groups
-    for ids, outcomes in observed:
-        assert set(outcomes.unique().tolist()) <= {0.0, 1.0}
-        assert all((row == 0).all() for one, row in zip(ids, outcomes, strict=True) if one % 10 < 3)
-    assert "rewards/outcome/mean" in gated.state.log_history[0]
-
-
-def test_an_outcome_that_is_a_reward_function_is_called_once(tmp_path):
-    made = trainer(tmp_path, reward=[shaped, passes])
-    picks = thresher.trl.attach(made, rl.Thompson(PROMPTS), outcome=passes)
-    trained(made)
-    assert made.reward_funcs == [shaped, passes] and picks.groups_with_signal < picks.groups
-
-
-def test_prompts_that_fail_altogether_are_chosen_less(tmp_path):
-    groups = [number % 10 < 3 for number in range(PROMPTS)]
-    counts = []
-    for outcome in (None, passes):
-        made = trainer(tmp_path, reward=shaped, max_steps=12, learning_rate=0.0)
-        policy = rl.Greso(PROMPTS, groups=groups)
-        proposed, propose = [], policy.propose
-        policy.propose = lambda k, to=proposed, draw=propose: to.extend(ids := draw(k)) or ids
-        thresher.trl.attach(made, policy, outcome=outcome)
-        trained(made)
-        counts.append(sum(groups[one] for one in proposed))
-    assert counts[0] == 12 and counts[1] < 9
-
-
-@pytest.mark.parametrize("gate", [None, passes])
-def test_a_batch_is_refilled_by_groups(gate, tmp_path):
-    """The policy has seen the rewards of a step when it chooses further prompts."""
-    made = trainer(tmp_path, reward=passes if gate is None else shaped)
-    policy = rl.Thompson(PROMPTS, groups=[number % 10 for number in range(PROMPTS)])
+def test_a_policy_sees_the_rewards_before_it_chooses_further_prompts(tmp_path):
+    made = trainer(tmp_path)
+    policy = rl.Greso(PROMPTS)
     calls = []
     propose, observe = policy.propose, policy.observe
     policy.propose = lambda k: calls.append("propose") or propose(k)
     policy.observe = lambda ids, rewards: calls.append("observe") or observe(ids, rewards)
-    picks = thresher.trl.attach(made, policy, refill=True, cap=20, outcome=gate)
+    picks = thresher.trl.attach(made, policy, refill=True, cap=20)
     trained(made)
     assert calls == ["propose", "observe"] * (len(calls) // 2) and len(calls) > 8
     assert picks.groups > picks.groups_with_signal >= 8 and picks.rows_trained == 32
@@ -202,15 +151,7 @@ def test_what_no_prompt_fills_stays_smaller(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        rl.Greso,
-        rl.Thompson,
-        partial(rl.Thompson, groups=[number % 8 for number in range(PROMPTS)], floor=0.2),
-    ],
-)
-def test_a_training_that_goes_on_is_the_whole_one(make, tmp_path):
+def test_a_training_that_goes_on_is_the_whole_one(tmp_path):
     settings = {
         "save_strategy": "steps",
         "save_steps": 2,
@@ -218,10 +159,10 @@ def test_a_training_that_goes_on_is_the_whole_one(make, tmp_path):
         "dtype": torch.float32,
     }
     whole = trainer(tmp_path, **settings)
-    thresher.trl.attach(whole, first := make(PROMPTS))
+    thresher.trl.attach(whole, first := rl.Greso(PROMPTS))
     trained(whole)
     again = trainer(tmp_path, **settings)
-    thresher.trl.attach(again, second := make(PROMPTS, seed=7))
+    thresher.trl.attach(again, second := rl.Greso(PROMPTS, seed=7))
     trained(again, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert torch.equal(weights(whole), weights(again))
     for name, value in first.state_dict().items():
@@ -241,7 +182,7 @@ def sometimes(completions, level, **given):
     ]
 
 
-@pytest.mark.parametrize("make", [None, rl.Greso, rl.Thompson])
+@pytest.mark.parametrize("make", [None, rl.Greso])
 def test_rewards_that_are_not_given(make, tmp_path):
     made = trainer(tmp_path, reward=sometimes)
     picks = thresher.trl.attach(made, None if make is None else (policy := make(PROMPTS)))
@@ -269,7 +210,7 @@ def test_two_ranks_train_as_without_a_selection(tmp_path):
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     for one in found:
         assert one["plain - skipping"] < 1e-6 and one["rows"][0] < one["rows"][1]
-        for name in ("greso", "thompson", "groups", "rollouts", "refill"):
+        for name in ("greso", "greso refill", "rollouts", "refill"):
             assert one[f"{name}, ranks differ"] == 0
         assert one["policies"] == found[0]["policies"]
 
@@ -428,14 +369,6 @@ def test_other_refusals(tmp_path):
     with pytest.raises(ValueError, match="does not support scale_rewards='batch'"):
         thresher.trl.attach(trainer(tmp_path, scale_rewards="batch"), rollouts=2)
 
-    async def judge(**_):
-        return []
-
-    for wrong in ("acc", judge):
-        with pytest.raises(TypeError, match="`outcome` must be a function that is not async, got"):
-            thresher.trl.attach(made, rl.Uniform(PROMPTS), outcome=wrong)
-    with pytest.raises(ValueError, match="`outcome` acts on the choice of prompts: give a policy"):
-        thresher.trl.attach(made, outcome=passes)
     thresher.trl.attach(made)
     with pytest.raises(ValueError, match="the trainer has a selection already"):
         thresher.trl.attach(made)
@@ -445,9 +378,9 @@ def test_an_evaluation_is_that_of_the_trainer(tmp_path):
     made = trainer(tmp_path, per_device_eval_batch_size=8, eval_steps=2)
     made.args.eval_strategy = transformers.trainer_utils.IntervalStrategy.STEPS
     made.eval_dataset = made.train_dataset.select(range(4))
-    picks = thresher.trl.attach(made, policy := rl.Thompson(PROMPTS))
+    picks = thresher.trl.attach(made, policy := rl.Greso(PROMPTS))
     trained(made)
-    assert picks.groups == 8 and int((policy.passed + policy.failed > 2).sum()) <= 8
+    assert picks.groups == 8 and int((policy.easy + policy.hard > 0).sum()) <= 8
 
 
 @pytest.mark.parametrize("masked", [False, True])
