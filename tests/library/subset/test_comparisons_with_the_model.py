@@ -116,6 +116,24 @@ def test_random_operations_do_not_differ(last) -> None:
     assert sub.fallback is None or "not those" not in sub.fallback
 
 
+@pytest.mark.parametrize(
+    ("noise", "reason"),
+    [
+        (torch.rand_like, None),
+        (lambda x: torch.empty_like(x).bernoulli_(0.5), None),
+        # Torch has one operation for this and for `bernoulli_`, which draws in the order of the memory.
+        (lambda x: torch.bernoulli(x, 0.5), "draw other random numbers"),
+    ],
+    ids=["rand_like", "bernoulli_", "bernoulli"],
+)
+def test_small_draws_are_compared_with_other_draws(noise, reason) -> None:
+    model = Calls(lambda m, x: m.linear(x) + 1e-4 * noise(x))
+    sub = wrap(model, strict=False, dtype=torch.float32)
+    with warnings.catch_warnings(action="ignore"):
+        sub(torch.randn(7, 2, 3, 6).to(memory_format=torch.channels_last))
+    assert sub.fallback is reason or reason in sub.fallback
+
+
 def test_low_precision_does_not_differ() -> None:
     torch.manual_seed(0)
     sub = wrap(conv_net(), dtype=torch.float32)
