@@ -22,11 +22,8 @@
 #              methods that no other experiment trains, on mnist-5k with all four controls, every arm with its own learning
 #              rate, into benchmarks/results/, docs/evidence/results.md and docs/methods/; twenty minutes, goes on where it was stopped
 # make winnow-short
-#              Winnow beside other ways to spend the same cost, into benchmarks/results/ and docs/: the tables of its first
-#              version on eleven tasks, whose trainings cannot be made again, and of its second one on nine; goes on where it was stopped
-# make winnow-guards, make winnow-further
-#              how often the guard of Winnow spoke, and attempts to go further: the tables of trainings of its first version,
-#              into benchmarks/results/ and docs/evidence/winnow-measured.md
+#              Winnow beside other ways to spend the same cost, on nine tasks, into benchmarks/results/ and docs/; goes on
+#              where it was stopped
 # make ada-selection
 #              readings of AdaSelection beside random selection with as many steps, on eight tasks, into benchmarks/results/
 #              and docs/evidence/results.md; an hour, goes on where it was stopped
@@ -51,7 +48,7 @@ CARDS := $(BIN)/python -m thresher_lab.report.cards docs/methods && $(BIN)/pytho
 VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short winnow-guards winnow-further ada-selection league submission grpo gpu reproduce clean
+.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short ada-selection league submission grpo gpu reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -169,16 +166,9 @@ time-to-target: .venv/for-tests
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
 
 winnow-short: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --page docs/evidence/winnow-measured.md --overview docs/evidence/results.md
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/evidence/winnow-measured.md --stratified docs/stratified.md \
 		--winnow docs/winnow.md
 	$(BIN)/python -m benchmarks.winnow.figure
-
-winnow-guards: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/evidence/winnow-measured.md
-
-winnow-further: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/evidence/winnow-measured.md
 
 ada-selection: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/evidence/results.md

@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.kept import RESULTS, read_lines
 from benchmarks.league.tasks import TASKS, UNLIKE_LENGTHS, problem_of
-from benchmarks.winnow.jobs import ARMS as WINNOW_ARMS
 from benchmarks.winnow.jobs import (
     Arm,
     Design,
@@ -36,7 +35,7 @@ GROUPED = "full, batches by length"
 """Full training with batches of samples of similar lengths, on tasks whose samples have unlike lengths."""
 
 BESIDE = ("full", "shorter", "selective_backprop")
-"""Arms of `benchmarks.winnow`, whose trainings on its tasks are those of this version, too."""
+"""Arms whose trainings in the finished comparison of `winnow-runs.jsonl.gz` are those of this version, too."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,13 @@ three tasks with images failed.
 @cache
 def arms() -> dict[str, Arm]:
     """Returns all arms by name: full training and controls, the methods, and their placebos."""
-    found = {arm.name: arm for arm in WINNOW_ARMS if arm.name in (*BESIDE, *CONTROLS)}
-    subset = MethodSpec("uniform", {"keep": SHARE, "fixed": True})
-    found["fewer"] = _arm("fewer", subset)
+    found = {
+        "full": Arm("full", lambda _: FULL_TRAINING, shares=(1.0,)),
+        "smaller": _arm("smaller", MethodSpec("uniform", {"keep": SHARE}, {"spend": "batches"})),
+        "shorter": Arm("shorter", lambda _: FULL_TRAINING, shorter=True),
+        "uniform": _arm("uniform", MethodSpec("uniform", {"keep": SHARE})),
+        "fewer": _arm("fewer", MethodSpec("uniform", {"keep": SHARE, "fixed": True})),
+    }
     found[GROUPED] = Arm(GROUPED, lambda _: FULL_TRAINING, shares=(1.0,))
     found[SAME_TIME] = Arm(SAME_TIME, lambda _: FULL_TRAINING, shorter=True)
     for entry in ENTRIES:
@@ -213,8 +216,7 @@ def counted_jobs(done: Done, task: str, arm: Arm, share: float | None = None) ->
     if factor is None:
         return None
     return [
-        Job(task, arm.name, share or share_of(arm), factor, seed)
-        for seed in DESIGN.counted(problem_of(task), SHARE)
+        Job(task, arm.name, share or share_of(arm), factor, seed) for seed in range(DESIGN.seeds)
     ]
 
 
@@ -238,13 +240,13 @@ def ready(done: Done) -> Iterator[Job]:
 
 @cache
 def shared() -> Done:
-    """Returns the committed trainings of `benchmarks.winnow` that are those of the league, too."""
+    """Returns the committed trainings of the finished comparison that are those of the league, too."""
     done = load(RESULTS / "winnow-runs.jsonl.gz")
     return {job: result for job, result in done.items() if job.arm in BESIDE}
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Trains once, as `benchmarks.winnow` does; the result also names the method with its settings."""
+    """Trains once, as `train_arm` does; the result also names the method with its settings."""
     problem = problem_of(job.task, grouped=job.arm == GROUPED)
     arm = arms()[job.arm]
     return {**train_arm(job, arm, problem), "spec": arm.spec(job.share).label}

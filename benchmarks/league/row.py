@@ -54,7 +54,7 @@ from thresher_lab.training.store import write_json
 QUICK = ("fashion-10k", "fashion-10k-noisy", "fashion-imbalanced")
 RUNS, IDENTITY = "runs.jsonl", "method.json"
 """Files of the folder of a method: its trainings, and what they depend on."""
-SEEDS = range(DESIGN.seeds or 0)
+SEEDS = range(DESIGN.seeds)
 """Seeds that count."""
 FAR_FROM_HALF = 0.05
 """Difference of a cost to that of the controls from which on the row says so."""

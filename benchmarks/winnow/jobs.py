@@ -1,6 +1,6 @@
 """What is run: one line of JSON for each training, in a file that a later call goes on with."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -12,10 +12,9 @@ import torch
 
 from benchmarks.kept import add_line, pack, read_lines
 from benchmarks.winnow.measures import Measures, measures_of
-from benchmarks.winnow.tasks import PROBLEMS, Problem, problem_of
-from thresher_lab.comparison.controls import FULL_TRAINING
+from benchmarks.winnow.tasks import Problem
 from thresher_lab.training.loop import train
-from thresher_lab.training.specs import MethodSpec, Spec
+from thresher_lab.training.specs import Spec
 from thresher_lab.training.trainable import Training
 
 FIRST_LOOK = 1000
@@ -39,37 +38,6 @@ class Arm:
     shorter: bool = False
     rate_of: str = ""
     shares: tuple[float, ...] = ()
-
-
-def _full(_: float) -> Spec:
-    return FULL_TRAINING
-
-
-def first_version(_: float) -> Spec:
-    """Refuses to train the first version of Winnow, which was removed: its committed trainings can only be read."""
-    raise ValueError(
-        "The first version of Winnow was removed: its committed trainings can be read, but not made again."
-    )
-
-
-OWN_RATE = "winnow at its own rate"
-
-ARMS: Sequence[Arm] = (
-    Arm("full", _full, shares=(1.0,)),
-    Arm("winnow", first_version),
-    Arm("smaller", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"})),
-    Arm("shorter", _full, shorter=True),
-    Arm(OWN_RATE, first_version, rate_of="full"),
-    Arm("uniform", lambda share: MethodSpec("uniform", {"keep": share}), shares=(0.5,)),
-    Arm("placebo", first_version, shares=(0.5,)),
-    Arm("infobatch", lambda _: MethodSpec("infobatch", {"prune_fraction": 0.9}), shares=(0.5,)),
-    Arm(
-        "selective_backprop",
-        lambda _: MethodSpec("selective_backprop", {"keep": 0.25}, {"forward_passes": "once"}),
-        shares=(0.5,),
-    ),
-)
-"""All arms. "winnow at its own rate" has no look at the grid: it trained with the rate of full training times share ** 0.25."""
 
 
 @dataclass(frozen=True)
@@ -108,48 +76,21 @@ class Design:
         factors: The grid: factors on the rate of each task.
         looks: Number of seeds that rates are chosen with.
         shares: Shares of the cost.
-        seeds: Number of counted seeds; None for those of the task at 0.5, and 5 at other shares.
+        seeds: Number of counted seeds.
         tasks: Names of the tasks.
     """
 
     factors: tuple[float, ...] = (0.6, 1.0, 1.6)
     looks: int = 2
     shares: tuple[float, ...] = (0.5, 0.35)
-    seeds: int | None = None
-    tasks: tuple[str, ...] = tuple(problem.task.name for problem in PROBLEMS)
-
-    def counted(self, problem: Problem, share: float) -> range:
-        """Returns the seeds that are counted at a share."""
-        if self.seeds is not None:
-            return range(self.seeds)
-        return range(problem.seeds if share in (0.5, 1.0) else 5)
+    seeds: int = 8
+    tasks: tuple[str, ...] = ()
 
 
 SHORT = Design()
 
 Done = Mapping[Job, Mapping[str, Any]]
 """Results of the trainings that are done."""
-
-
-def ready(design: Design, done: Done) -> Iterator[Job]:
-    """Yields the trainings that can run now: looks at once, and counted ones as soon as their rate is chosen."""
-    for name in design.tasks:
-        problem = problem_of(name)
-        for arm, share in arms_of(design):
-            if not arm.rate_of:
-                yield from looks_of(design, name, arm.name, share)
-            factor = chosen_factor(design, done, name, arm, share)
-            if factor is not None:
-                yield from (
-                    Job(name, arm.name, share, factor, seed)
-                    for seed in design.counted(problem, share)
-                )
-
-
-def arms_of(design: Design) -> list[tuple[Arm, float]]:
-    """Returns each arm with each share that it is run at, full training first."""
-    at = [(arm, share) for share in (1.0, *design.shares) for arm in ARMS]
-    return [(arm, share) for arm, share in at if share in (arm.shares or design.shares)]
 
 
 def looks_of(design: Design, task: str, arm: str, share: float) -> list[Job]:
@@ -176,20 +117,14 @@ def chosen_factor(design: Design, done: Done, task: str, arm: Arm, share: float)
     return max(design.factors, key=lambda factor: (means[factor], -factor))
 
 
-def run(job: Job) -> dict[str, Any]:
-    """Trains once, and returns the measures, the cost, the times, and the agreement of loss and uncertainty in each epoch."""
-    return train_arm(job, next(arm for arm in ARMS if arm.name == job.arm))
-
-
-def train_arm(job: Job, arm: Arm, problem: Problem | None = None) -> dict[str, Any]:
-    """Trains an arm once, and returns what `run` does.
+def train_arm(job: Job, arm: Arm, problem: Problem) -> dict[str, Any]:
+    """Trains an arm once, and returns the measures, the cost, the times, and the agreement of loss and uncertainty by epoch.
 
     Args:
         job: The training.
         arm: The arm that the job names.
-        problem: The task that the job names. Default: one of `PROBLEMS`.
+        problem: The task that the job names.
     """
-    problem = problem_of(job.task) if problem is None else problem
     sets, measured = problem.sets(), list[Measures]()
 
     def measure(training: Training) -> None:
@@ -227,20 +162,6 @@ def train_arm(job: Job, arm: Arm, problem: Problem | None = None) -> dict[str, A
 def load(path: Path) -> dict[Job, dict[str, Any]]:
     """Returns the results in a file of JSON lines; {} where there is no such file."""
     return {Job(**line["job"]): line["result"] for line in read_lines(path)}
-
-
-def run_all(
-    design: Design, path: Path, workers: int, until: Callable[[], bool]
-) -> dict[Job, dict[str, Any]]:
-    """Runs what is missing of the comparison, and returns all results; see `run_missing`.
-
-    Args:
-        design: How much is run.
-        path: File of the trainings.
-        workers: Number of processes.
-        until: Function that returns whether no further training is to begin.
-    """
-    return run_missing(lambda done: ready(design, done), run, path, workers, until)
 
 
 def run_missing(

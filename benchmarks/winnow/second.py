@@ -11,10 +11,9 @@ What was decided before the first counted training:
 - The second version becomes the default if it is shown to be better than the first one on two tasks, and worse on none.
 - Full training in stratified batches against full training is told first, whatever it is.
 
-The arms in `WRONG_CLOCK` were trained twice. From 177a8d9 to 3ab5281 (2026-11-25) the learning rate moved at half speed within
-each epoch of stratified batches or of fewer steps. Those trainings are kept in a file of their own. They had the rows and steps
-of the new ones, and the machine of full training, so CPU times are theirs. All arms of the characters were trained again,
-because the fonts of the first trainings were not recorded.
+Some arms were trained twice, because the learning rate of the first trainings was wrong. Those are kept in a file of their own.
+They had the rows and steps of the new ones, and the machine of full training, so CPU times are theirs. All arms of the
+characters were trained again, because the fonts of the first trainings were not recorded.
 """
 
 import argparse
@@ -35,7 +34,6 @@ from benchmarks.winnow.jobs import (
     Done,
     Job,
     chosen_factor,
-    first_version,
     load,
     looks_of,
     run_missing,
@@ -57,8 +55,7 @@ BETTER_FOR_DEFAULT = 2
 BEGIN, END = "<!-- tables of benchmarks.winnow.second -->", "<!-- end of the second tables -->"
 GAINS = "<!-- table of stratified full training -->", "<!-- end of the stratified table -->"
 FIRST_TABLE = "<!-- first table of benchmarks.winnow -->", "<!-- end of the first table -->"
-CHANGES = "<!-- table of the wrong clock -->", "<!-- end of the table of the wrong clock -->"
-"""Marks of the page with the tables, of those about stratified batches and about Winnow, and of the table of changes."""
+"""Marks of the page with the tables, and of those about stratified batches and about Winnow."""
 
 SAME_TIME = "fewer epochs, same time"
 """Full training for as many epochs as take the CPU time of the second version at half of the cost."""
@@ -79,7 +76,7 @@ def _winnow(share: float, **batch: Any) -> Spec:
 ARMS: Sequence[Arm] = (
     Arm("full", lambda _: FULL_TRAINING),
     Arm("full, stratified", lambda _: MethodSpec("full", {}, {"stratify": "class"})),
-    Arm("first version", first_version),
+    Arm("first version", lambda _: MethodSpec("the first version of winnow, since removed")),
     Arm("second version", _winnow),
     Arm(
         "smaller batches",
@@ -105,15 +102,6 @@ ARMS: Sequence[Arm] = (
 )
 """All arms. Those with `rate_of` have no look at the rates."""
 AT_FULL_COST = ("full", "full, stratified")
-WRONG_CLOCK = (
-    "second version",
-    "smaller, stratified",
-    "in fewer steps",
-    "second version, rate of full training",
-    "second version, that rate x share^0.25",
-    "second version, placebo",
-)
-"""Arms whose first trainings had a learning rate of another place in the training."""
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, EARLIER_RUNS = (
     ROOT / "benchmarks" / "results" / f"winnow-second-{name}.jsonl.gz"
@@ -173,6 +161,18 @@ SEVEN = (
     "fashion-resnet8",
     "resnet8-augmented-32",
 )
+TIME_SHARES = {
+    "fashion-10k-noisy": 0.57,
+    "fashion-augmented-10": 0.75,
+    "text-10": 0.61,
+    "characters": 0.49,
+    "relief": 0.62,
+    "fashion-resnet8": 0.47,
+    "resnet8-augmented-32": 0.61,
+    "resnet8-augmented-8": 0.57,
+    "resnet8-augmented-16": 0.57,
+}
+"""CPU time of the second version at half of the cost, in its first trainings, as a share of full training's."""
 AT_OTHER_SHARES = ("fashion-10k-noisy", "fashion-augmented-10", "characters")
 TITLES = {
     "fashion-10k-noisy": "Fashion-MNIST, 20 % wrong labels",
@@ -192,7 +192,7 @@ def planned() -> Iterator[tuple[str, Arm, float]]:
     by_name, shares = {arm.name: arm for arm in ARMS}, dict.fromkeys(AT_FULL_COST, 1.0)
     for tasks, names in ((SEVEN, EVERYWHERE), (ONE_OF_LENGTHS, LENGTHS)):
         for task in tasks:
-            share_of = {**shares, SAME_TIME: time_shares()[task]}
+            share_of = {**shares, SAME_TIME: TIME_SHARES[task]}
             yield from ((task, by_name[name], share_of.get(name, 0.5)) for name in names)
     for task in AT_OTHER_SHARES:
         yield task, by_name["second version, placebo"], 0.5
@@ -211,26 +211,6 @@ def earlier() -> dict[Job, dict[str, Any]]:
     return load(EARLIER_RUNS)
 
 
-@cache
-def time_shares() -> dict[str, float]:
-    """Returns the CPU time of the second version at half of the cost as a share of full training's, by task."""
-    again = {job.task for job in earlier() if job.arm == "full"}
-    shares: dict[str, float] = {}
-    for task in (*SEVEN, *ONE_OF_LENGTHS):
-        full = _times(earlier() if task in again else load(RUNS), task, "full", 1.0)
-        second = _times(earlier(), task, "second version", 0.5)
-        shares[task] = round(fmean(second[seed] / full[seed] for seed in SEEDS), 2)
-    return shares
-
-
-def _times(done: Done, task: str, arm: str, share: float) -> dict[int, float]:
-    return {
-        job.seed: one["cpu_s"]
-        for job, one in done.items()
-        if (job.task, job.arm, job.share) == (task, arm, share)
-    }
-
-
 def timed(done: Done) -> Done:
     """Returns the trainings with the CPU times of those that they took the place of, on the machine of full training."""
     again = {job.task for job in earlier() if job.arm == "full"}
@@ -241,12 +221,6 @@ def timed(done: Done) -> Done:
     }
     keys = {job: (job.task, job.arm, job.share, job.seed) for job in done}
     return {job: {**one, "cpu_s": times.get(keys[job], one["cpu_s"])} for job, one in done.items()}
-
-
-def with_the_wrong_clock(done: Done) -> Done:
-    """Returns the trainings as they were before some of them were made again."""
-    again = {(job.task, job.arm) for job in earlier()}
-    return {job: one for job, one in done.items() if (job.task, job.arm) not in again} | earlier()
 
 
 def ready(done: Done) -> Iterator[Job]:
@@ -367,16 +341,14 @@ def verdict(done: Done) -> dict[str, Any]:
 
 
 def results(done: Done) -> dict[str, Any]:
-    """Returns all rows and the verdict on the goal, now and with the wrong clock."""
-    before = with_the_wrong_clock(done)
+    """Returns all rows and the verdict on the goal."""
     return {
         "verdict": verdict(done),
         "trainings": len(done),
         "seeds": len(SEEDS),
         "tables": tables(done),
         "pairs": list(pairs(done)),
-        "time_shares": time_shares(),
-        "with_the_wrong_clock": {"verdict": verdict(before), "tables": tables(before)},
+        "time_shares": TIME_SHARES,
     }
 
 
@@ -453,18 +425,6 @@ def first_table(done: Done) -> str:
     arms = ("second version", "smaller batches", "fewer epochs", SAME_TIME)
     rows = [(TITLES[task], *(_to_full(done, task, arm) for arm in arms)) for task in SEVEN]
     return markdown_table(("task", "Winnow", *arms[1:]), rows)
-
-
-def changes(done: Done) -> str:
-    """Returns the table of what the right clock changed: the differences to full training on the seven tasks."""
-    before = with_the_wrong_clock(done)
-    arms = ("second version", "in fewer steps", "smaller, stratified")
-    rows = [
-        (TITLES[task], *(_to_full(of, task, arm) for arm in arms for of in (before, done)))
-        for task in SEVEN
-    ]
-    header = [f"{arm}, {clock} clock" for arm in arms for clock in ("wrong", "right")]
-    return markdown_table(("task", *header), rows)
 
 
 def _to_full(done: Done, task: str, arm: str) -> str:
@@ -558,7 +518,6 @@ def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
     given.results.write_text(json.dumps(results(done), indent=1) + "\n")
     parts = (
         (given.page, (BEGIN, END), text),
-        (given.page, CHANGES, changes),
         (given.stratified, GAINS, gains),
         (given.winnow, FIRST_TABLE, first_table),
     )

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from thresher_lab.tasks import TASKS
 from thresher_lab.tasks.base import Data, EvaluationBatches, Task
-from thresher_lab.tasks.networks import resnet8, small_cnn
+from thresher_lab.tasks.networks import resnet8
 
 SPARE = 25_000
 """Number of the first training images of Fashion-MNIST that are trained on or chosen with; later ones are for testing."""
@@ -52,14 +52,12 @@ class Problem:
         task: Network and settings; its rate is the middle of the grid.
         sets: Function that returns the samples.
         epochs: Number of epochs of full training.
-        seeds: Number of counted seeds at a share of 0.5.
         kind: "classes" where each sample has one class, "positions" where each has many, "values" for regression.
     """
 
     task: Task
     sets: Callable[[], Sets]
     epochs: int
-    seeds: int = 5
     kind: Literal["classes", "positions", "values"] = "classes"
 
     def at(self, factor: float) -> Task:
@@ -146,25 +144,18 @@ def fashion(
 
 
 @cache
-def held_out(name: str, samples: int | None = None, of_training: int = 0) -> Sets:
+def held_out(name: str, samples: int | None = None) -> Sets:
     """Returns the data of a task of the package: a random third of the test samples is to choose rates, the rest is counted.
 
     Args:
         name: Name of the task.
         samples: Number of training samples. Default: all.
-        of_training: Number of training samples that are held out, too.
     """
     task = TASKS[name]
     data = task.load(task.find(None))
     generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(data.train), generator=generator)
-    train, held = order[of_training:][:samples], order[:of_training]
-    inputs, targets = (
-        torch.cat([test, tensor[held]])
-        for test, tensor in zip(
-            (data.test_inputs, data.test_targets), data.train.tensors, strict=True
-        )
-    )
+    train = torch.randperm(len(data.train), generator=generator)[:samples]
+    inputs, targets = data.test_inputs, data.test_targets
     mixed = torch.randperm(len(inputs), generator=generator)
     cut = len(mixed) // 3
     choice, test = ((inputs[ids], targets[ids]) for ids in (mixed[:cut], mixed[cut:]))
@@ -214,16 +205,10 @@ def _renamed(task: str, name: str, **settings: Any) -> Task:
 
 
 PROBLEMS: Sequence[Problem] = (
-    Problem(_plain("fashion-10k"), partial(fashion, 10_000), 10, seeds=10),
-    Problem(_plain("fashion-10k-noisy"), partial(fashion, 10_000, wrong=0.2), 10, seeds=10),
+    Problem(_plain("fashion-10k"), partial(fashion, 10_000), 10),
+    Problem(_plain("fashion-10k-noisy"), partial(fashion, 10_000, wrong=0.2), 10),
     Problem(_plain("fashion-imbalanced"), partial(fashion, 2000, imbalance=20), 12),
-    Problem(_plain("fashion-20k"), partial(fashion, 20_000), 10),
     Problem(_plain("fashion-augmented-10"), partial(fashion, 10_000, augmented=True), 10),
-    Problem(
-        _renamed("mnist-5k", "mnist-5k", network=partial(small_cnn, 28, width=8)),
-        partial(held_out, "mnist-5k", of_training=1000),
-        10,
-    ),
     Problem(
         _renamed("bike", "bike", lr=0.05, evaluate=at_least_a_constant),
         partial(held_out, "bike"),
@@ -232,14 +217,13 @@ PROBLEMS: Sequence[Problem] = (
     ),
     Problem(_renamed("text", "text"), partial(held_out, "text", 500), 50, kind="positions"),
     Problem(_renamed("relief", "relief"), partial(held_out, "relief", 2000), 15, kind="positions"),
-    Problem(_plain("fashion-augmented-40"), partial(fashion, 10_000, augmented=True), 40),
     Problem(
         replace(_plain("fashion-resnet8"), network=resnet8, lr=0.2, batch_size=64),
         partial(fashion, 3000, test=10_000),
         15,
     ),
 )
-"""The tasks, in the order in which they are run."""
+"""The tasks."""
 
 
 def problem_of(name: str) -> Problem:

@@ -86,8 +86,7 @@ def test_the_results_are_written_to_a_file_and_a_page(tmp_path, monkeypatch, cap
         )
     )
     page.write_text(
-        "Before\n"
-        + "\n".join((second.BEGIN, second.END, *second.CHANGES, *second.GAINS, *second.FIRST_TABLE))
+        "Before\n" + "\n".join((second.BEGIN, second.END, *second.GAINS, *second.FIRST_TABLE))
     )
     given = ["second", "--show", "--runs", str(runs), "--results", str(file)]
     given += [word for name in ("--page", "--stratified", "--winnow") for word in (name, str(page))]
@@ -109,7 +108,6 @@ def test_the_pages_the_results_and_the_figure_are_those_of_the_trainings():
     assert found == json.loads(json.dumps(second.results(done)))
     for path, marks, write in (
         ("docs/evidence/winnow-measured.md", (second.BEGIN, second.END), second.text),
-        ("docs/evidence/winnow-measured.md", second.CHANGES, second.changes),
         ("docs/stratified.md", second.GAINS, second.gains),
         ("docs/winnow.md", second.FIRST_TABLE, second.first_table),
     ):
@@ -127,17 +125,8 @@ def test_the_pages_the_results_and_the_figure_are_those_of_the_trainings():
     assert all(0 < float(one.attrib["cx"]) < figure.WIDTH for one in circles)
 
 
-def test_what_was_trained_again_is_what_had_the_wrong_clock():
-    """Each of the earlier trainings has one in its place; times are of one machine, and old figures stay."""
+def test_times_of_trainings_made_again_are_those_of_the_machine_of_full_training():
     done, before = second.load(second.RUNS), second.earlier()
-    again = {
-        (job.task, job.arm, job.share)
-        for job in before
-        if not job.looks and job.share in (0.5, 1.0) and "placebo" not in job.arm
-    }
-    touched = {arm for arm in second.WRONG_CLOCK if "placebo" not in arm}
-    assert {arm for task, arm, _ in again if task != "characters"} == touched
-    assert again <= {(job.task, job.arm, job.share) for job in done}
     timed = second.timed(done)
     places = {(job.task, job.arm, job.share, job.seed): one for job, one in timed.items()}
     for job in before:
@@ -149,6 +138,8 @@ def test_what_was_trained_again_is_what_had_the_wrong_clock():
                 if (other.task, other.arm, other.share, other.seed) == place
             ]
             assert places[place]["cpu_s"] in same
-    old = json.loads(figure.RESULTS.read_text())["with_the_wrong_clock"]
-    assert round(old["tables"]["relief at 0.5"]["second version"]["to_full"]["mean"], 2) == -1.69
-    assert len(old["verdict"]["loses little"]) == 4
+
+
+def test_the_removed_first_version_cannot_be_trained():
+    with pytest.raises(ValueError, match="the first version of winnow, since removed"):
+        second.run(Job("text-10", "first version", 0.5, 1.0, 0))
