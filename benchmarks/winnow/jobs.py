@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from benchmarks.kept import add_line, pack, read_lines
-from benchmarks.winnow.measures import Measures, measures_of
 from benchmarks.winnow.tasks import Problem
 from thresher_lab.training.loop import train
 from thresher_lab.training.specs import Spec
@@ -19,6 +18,9 @@ from thresher_lab.training.trainable import Training
 
 FIRST_LOOK = 1000
 """First seed of those that rates are chosen with, which are never counted."""
+
+AT_ONCE = 500
+"""Number of samples that are evaluated at once."""
 
 
 @dataclass(frozen=True)
@@ -118,19 +120,20 @@ def chosen_factor(design: Design, done: Done, task: str, arm: Arm, share: float)
 
 
 def train_arm(job: Job, arm: Arm, problem: Problem) -> dict[str, Any]:
-    """Trains an arm once, and returns the measures, the cost, the times, and the agreement of loss and uncertainty by epoch.
+    """Trains an arm once, and returns the metric in points, the cost and the times.
 
     Args:
         job: The training.
         arm: The arm that the job names.
         problem: The task that the job names.
     """
-    sets, measured = problem.sets(), list[Measures]()
+    sets = problem.sets()
+    inputs, targets = sets.choice if job.looks else sets.test
+    metrics = list[float]()
 
     def measure(training: Training) -> None:
-        measured.append(
-            measures_of(problem, training.model, sets.choice if job.looks else sets.test)
-        )
+        batches = list(zip(inputs.split(AT_ONCE), targets.split(AT_ONCE), strict=True))
+        metrics.append(100 * problem.task.evaluate(training.model, batches))
 
     trained = train(
         problem.at(job.factor),
@@ -146,16 +149,11 @@ def train_arm(job: Job, arm: Arm, problem: Problem) -> dict[str, Any]:
         name: cost[name]
         for name in ("ratio", "forward", "backward", "full_forward", "full_backward", "steps")
     }
-    guard = {
-        name: [entry[name] for entry in trained["history"] if name in entry]
-        for name in ("agreement", "uniform")
-    }
     return {
-        **asdict(measured[0]),
+        "metric": metrics[0],
         "cost": spent,
         "wall_s": trained["wall_s"],
         "cpu_s": trained["cpu_s"],
-        **guard,
     }
 
 
