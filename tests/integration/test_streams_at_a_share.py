@@ -248,7 +248,7 @@ def test_a_pass_for_evaluation_is_told_to_have_some_samples():
     run, _ = attached(0.5)
     with (
         torch.no_grad(),
-        pytest.warns(UserWarning, match="only the samples that UniformRows keeps"),
+        pytest.warns(UserWarning, match=r"samples that attach\(0.5\) keeps"),
     ):
         for x, _ in run.loader:
             run.model(x)

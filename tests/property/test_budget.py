@@ -14,7 +14,9 @@ import thresher
 from depth import depth
 from helpers import assert_same
 
-ONE_EPOCH = "Winnow draws uniformly in the first epoch, and this run has only one. Train for two or more epochs."
+ONE_EPOCH = (
+    " draws uniformly in the first epoch, and this run has only one. Train for two or more epochs."
+)
 
 
 class Counted(Dataset):
@@ -121,7 +123,9 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(size, ep
         run = training.attach(share, epochs)
         less = share < 1 and round(share * training.samples) < training.samples
         draws = epochs == 1 and round(share * n) < n
-        assert [str(one.message) for one in said] == ([ONE_EPOCH] if draws else [])
+        assert [str(one.message) for one in said] == (
+            [f"attach({share})" + ONE_EPOCH] if draws else []
+        )
         for number in range(1, epochs + 1):
             assert len(run.loader) == training.steps
             batches = training.epoch(run)

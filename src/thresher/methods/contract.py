@@ -290,6 +290,30 @@ def way_around(method: Any, *needs: str) -> str:
     return f", or use {type(method).__name__}({', '.join(settings)})" if settings else ""
 
 
+def share_given(method: Any) -> float | str | None:
+    """Returns the share that the user passed in place of a method, or None."""
+    return getattr(method, "_share_given", None)
+
+
+def mark_as_given(method: Any, given: float | str | None) -> Any:
+    """Makes `name_of` name a method by the share that the user passed for it; returns the method."""
+    # Not a field: it changes neither equality nor what is shown and saved.
+    object.__setattr__(method, "_share_given", given)
+    return method
+
+
+def name_of(method: Any) -> str:
+    """Returns the name of a method for messages, or the call of `attach` if the user passed a share in its place.
+
+    Example:
+        >>> from thresher import Winnow
+        >>> name_of(Winnow(0.5)), name_of(mark_as_given(Winnow(0.5), "50%"))
+        ('Winnow', "attach('50%')")
+    """
+    given = share_given(method)
+    return type(method).__name__ if given is None else f"attach({given!r})"
+
+
 def check_declaration(method: Any) -> None:
     """Checks `requires` of a method, and that each of its public attributes is a setting or part of the interface.
 

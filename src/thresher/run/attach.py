@@ -31,6 +31,8 @@ from thresher.methods.contract import (
     Method,
     calls_model,
     defines,
+    mark_as_given,
+    name_of,
     requirements_of,
     way_around,
 )
@@ -80,7 +82,8 @@ def method_of(method: Any, *, streams: bool = False) -> Any:
     if isinstance(method, str) and method[:1].isalpha() and not method.endswith("%"):
         return _by_name(method)
     share = _share_of(method)
-    return UniformRows(share) if streams else Winnow(share)
+    chosen = UniformRows(share) if streams else Winnow(share)
+    return mark_as_given(chosen, method)
 
 
 def _share_of(given: float | str) -> float:
@@ -175,7 +178,7 @@ def _data(
     # The planner refuses such a plan, too, but in one process only when the first epoch is planned.
     if requirements_of(method).order == "plan" and not config.free:
         raise ValueError(
-            f"{type(method).__name__} draws the order of training, but the loader's sampler sets another order: use "
+            f"{name_of(method)} draws the order of training, but the loader's sampler sets another order: use "
             "shuffle=True"
         )
     return loader, _on_subset(config, loader)
@@ -191,7 +194,7 @@ def _in_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
         return config
     if loader.candidates > LONG_EPOCH * len(given.loader.dataset):  # pyright: ignore[reportArgumentType]
         raise ValueError(
-            f"`method`: {type(method).__name__} chooses once per epoch, but the loader's sampler sets another order, of "
+            f"`method`: {name_of(method)} chooses once per epoch, but the loader's sampler sets another order, of "
             f"{loader.candidates:,} samples: use shuffle=True"
         )
     unknown = config.world.size == 1 and not loader.yields_once
@@ -416,7 +419,7 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
     loader = parts.loader
     method = parts.config.epoch_method
     requires = requirements_of(method)
-    name = type(method).__name__
+    name = name_of(method)
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
         warn(
@@ -445,7 +448,7 @@ def _without(config: RunConfig) -> dict[str, str]:
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
     where = "if the loop computes its losses" if criterion is None else f"of the outputs of {of}"
     return {
-        signal: f"{type(method).__name__} has no `{signal}` {where} and {instead}. A regression has none. For classification, "
+        signal: f"{name_of(method)} has no `{signal}` {where} and {instead}. A regression has none. For classification, "
         f"pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
         f"{way_around(method, signal)}."
         if instead
@@ -476,7 +479,7 @@ def _who_passes(config: RunConfig) -> str | None:
     makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(
         config.epoch_method
     )
-    return type(config.methods[-1]).__name__ if makes else None
+    return name_of(config.methods[-1]) if makes else None
 
 
 def attach(

@@ -25,7 +25,10 @@ from thresher.methods.contract import (
     calls_model,
     defines,
     full_pass_names,
+    mark_as_given,
+    name_of,
     requirements_of,
+    share_given,
     way_around,
 )
 from thresher.methods.stages import split_by_stage
@@ -209,11 +212,11 @@ def _check_types(given: Arguments) -> None:
 def _who_calls_it(config: RunConfig) -> str:
     """Returns the name of a method for which the run makes extra passes of the model; "" if there is none."""
     if calls_model(config.epoch_method):
-        return type(config.epoch_method).__name__
+        return name_of(config.epoch_method)
     scoring = config.given.scoring
     others = scoring is not None and (scoring.losses is not None or scoring.model is not None)
     if config.mode is SelectionMode.BEFORE_FORWARD and not others:
-        return type(config.batch_method).__name__
+        return name_of(config.batch_method)
     return ""
 
 
@@ -262,7 +265,7 @@ def _with_least_rows(method: BatchMethod | None, given: Arguments) -> BatchMetho
             f"A batch has {size} samples, of which a share of {method.keep:g} is {too_few(least)}: the smallest share is "
             f"{min(1, rounded_up(least / size)):g}. Give the loader larger batches, or raise the share."
         )
-    return replace(method, least=least)
+    return mark_as_given(replace(method, least=least), share_given(method))
 
 
 def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
@@ -271,7 +274,7 @@ def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
         return
     if samples is None:
         raise ValueError(
-            f"{type(method).__name__} must know the index of each sample, and an IterableDataset has none: use a dataset with "
+            f"{name_of(method)} must know the index of each sample, and an IterableDataset has none: use a dataset with "
             "__getitem__ and __len__"
         )
     method.check(torch.arange(samples) if kept is None else kept)
@@ -347,7 +350,7 @@ def check_needs(
     """Checks that `attach` got everything that the methods need."""
     model = given.model
     optimizer = given.optimizer
-    name = type(method).__name__
+    name = name_of(method)
     requires = requirements_of(method)
     if requires.optimizer and optimizer is None:
         raise ValueError(

@@ -294,7 +294,8 @@ def values(run, optimizer):
 def test_a_regression_is_drawn_uniformly_and_told():
     model, optimizer, loader = parts()
     with pytest.warns(
-        UserWarning, match=r"Winnow has no `uncertainty` of the outputs of MSELoss.* uniformly"
+        UserWarning,
+        match=r"attach\(0.5\) has no `uncertainty` of the outputs of MSELoss.* uniformly",
     ):
         run = thresher.attach(
             0.5, criterion=nn.MSELoss(), loader=loader, model=model, optimizer=optimizer, epochs=2
@@ -332,7 +333,7 @@ def test_a_training_of_one_epoch_is_told():
 def test_a_pass_for_evaluation_is_told_to_have_some_samples():
     run, optimizer = attached(0.5)
     epoch(run, optimizer)
-    with torch.no_grad(), pytest.warns(UserWarning, match="only the samples that Winnow keeps"):
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"samples that attach\(0.5\) keeps"):
         for x, _ in run.loader:
             run.model(x)
 

@@ -1,5 +1,6 @@
 """Plans in stratified order: every row once, weights with their rows, ranks alike; what cannot be stratified is refused."""
 
+import re
 from itertools import chain
 
 import numpy as np
@@ -304,12 +305,17 @@ def test_an_order_of_the_users_own_is_kept_with_a_warning(order, spend):
     assert len(epochs_of(1.0, loader=loader)) == 2
 
 
-def test_an_endless_sampler_has_no_share():
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [(0.5, "attach(0.5)"), ("50%", "attach('50%')"), (thresher.Winnow(0.5), "Winnow")],
+    ids=str,
+)
+def test_an_endless_sampler_has_no_share(method, name):
+    """The message names what the user passed."""
     sampler = RandomSampler(data(), replacement=True, num_samples=10**10)
-    with pytest.raises(
-        ValueError, match="`method`: Winnow chooses once per epoch, .* of 10,000,000,000 samples"
-    ):
-        attach(0.5, DataLoader(data(), 10, sampler=sampler))
+    message = f"`method`: {re.escape(name)} chooses once per epoch, .* of 10,000,000,000 samples"
+    with pytest.raises(ValueError, match=message):
+        attach(method, DataLoader(data(), 10, sampler=sampler))
 
 
 def test_a_stream_has_no_order():
