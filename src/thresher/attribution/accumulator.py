@@ -506,6 +506,7 @@ class StepAccumulator:
             one = self._pass_of(entry)
             if one is not None:
                 self._lost[one] = one.backwards
+        self.meter.reached_passes = []
 
     def _takes_part(self, entry: Entry) -> bool:
         """Whether the gradients of an entry are in the step; True, too, if its forward pass is not known."""
@@ -637,6 +638,8 @@ class StepAccumulator:
         self._open = [entry for entry in entries if entry.attribution.batch in alive]
         self._pending += [entry for entry in entries if entry.attribution.batch not in alive]
         if not alive:
+            if len(self.meter.reached_passes) > len(self._pending):
+                self._count_without_loss()
             self.meter.step_over()
             if not _are_plain(self._pending):
                 trained = self._trained_on(self._pending)
@@ -655,6 +658,13 @@ class StepAccumulator:
         for entry in self._pending[:over]:
             self._finish(entry)
         del self._pending[:over]
+
+    def _count_without_loss(self) -> None:
+        """Counts the samples of forward passes that a step trains on without a recorded loss, as of a model that returns it."""
+        credited = {entry.attribution.batch for entry in self._pending}
+        rows = [one.samples for one in self.meter.reached_passes if one.samples is not None]
+        for one in {one.key: one for one in rows if one.batch not in credited}.values():
+            self._add_trained(one.ids)
 
     def _finish(self, entry: Entry) -> None:
         """Counts the samples of an entry as trained on, and has its signals written."""
@@ -752,13 +762,16 @@ class StepAccumulator:
         return counts
 
     def flush(self) -> None:
-        """Writes all buffered signals to the records."""
+        """Writes the signals of finished steps to the records, and those of the step in progress if no step will write them."""
         # Confirmed first, because the records do not forget: a loss that was written cannot be withdrawn. Finished steps come
         # before the open one: if a sample is in both, its later loss must stay.
         for entry in self._open:
             if not entry.confirmed:
                 self._count(entry)
         self._write_waiting()
+        # Signals that are in the records cannot be taken back if the loop gives the step up: reading must not change a training.
+        if not (self._count_steps or self.loop_is_over or self.meter.cost.steps == 0):
+            return
         entries = self._unstepped()
         given_up = [entry for entry in [*self._pending, *self._open] if entry not in entries]
         self._add_up(entries, given_up, final=self.loop_is_over and self._sees_backward)

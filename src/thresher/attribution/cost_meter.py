@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thresher.attribution.forward_passes import ForwardPass, ForwardPasses
 from thresher.attribution.pending_gradients import PendingGradients
-from thresher.attribution.rows import RowLayout
+from thresher.attribution.rows import RowLayout, Rows
 from thresher.cost import Cost
 from thresher.torch_internals import backward_pass, next_node
 
@@ -38,6 +38,8 @@ class LoaderPass:
         size: Number of samples of the latest batch.
         in_parts: Whether the loop put only a part of a batch through the model.
         yielded: Number of samples that the loader yielded.
+        beside: Rows in forward passes that were not of the batch, such as unlabeled ones.
+        reached_beside: Those that a backward pass reached.
         more_forward: Samples added to the forward count of full training, because the loop passes samples through the model
             more than once.
         more_backward: Samples added to its backward count for the same reason.
@@ -49,6 +51,8 @@ class LoaderPass:
     size: int = 1
     in_parts: bool = False
     yielded: int = 0
+    beside: int = 0
+    reached_beside: int = 0
     more_forward: int = 0
     more_backward: int = 0
 
@@ -74,10 +78,14 @@ class Meter:
         """Number of samples in forward passes that a backward pass reached, even if it ran on a part of their rows."""
         self.backwards = 0
         """Number of backward passes, counted once per forward pass that they reached."""
+        self.reached_passes: list[ForwardPass] = []
+        """Forward passes that a backward pass reached since the last step; empty if no steps are seen."""
         self.pending: PendingGradients | None = None
         """Notices cleared gradients; None if attach got no optimizer, so that no steps are seen."""
         self.subset_backwards = self.whole_backwards = 0
         """Numbers of backward passes of `subset_backward`, and of those among them that ran on all rows."""
+        self.same_steps = False
+        """Whether the plan of the epoch makes as many steps as full training, each with fewer samples."""
         self.evaluated = 0
         """Number of calls of `run.model` without gradients."""
         self.elsewhere = 0
@@ -104,7 +112,7 @@ class Meter:
         """Notes whether the loop put only a part of the latest batch through the model."""
         # Micro-batches add up to the whole batch, and a skipped batch adds nothing: only a remainder shows a part.
         counts = self._counts
-        now = (self.of_loop(), self.reached)
+        now = (self.of_loop() - counts.beside, self.reached - counts.reached_beside)
         if (now[0] - counts.at_batch[0]) % counts.size or (
             now[1] - counts.at_batch[1]
         ) % counts.size:
@@ -133,21 +141,21 @@ class Meter:
     def passed(
         self,
         outputs: Any,
-        n: int | None,
+        rows: Rows | None,
         first: int,
-        batch: int | None = None,
         shapes: Sequence[Sequence[int]] = (),
         *,
+        is_whole: bool = False,
         evaluates: bool = False,
     ) -> None:
         """Counts a forward pass of `run.model`.
 
         Args:
             outputs: Outputs of the model.
-            n: Number of samples; None if the inputs do not show it.
+            rows: Samples of the inputs; None if the inputs do not show them.
             first: Value of `next_node` before the pass.
-            batch: Number of the batch of the inputs; None if the inputs do not show it.
             shapes: First two dimensions of the inputs, if these do not show the number of samples.
+            is_whole: Whether the samples of all tensors among the inputs are known.
             evaluates: Whether the model is in evaluation mode and its inputs are not a batch: the pass is validation with
                 gradients enabled, and no cost of training, unless a loss of its outputs shows otherwise.
         """
@@ -156,8 +164,8 @@ class Meter:
         if evaluates and one is not None:
             return
         if one is None:
-            one = ForwardPass(self, first, n)
-            one.evaluates = evaluates
+            one = ForwardPass(self, first, None if rows is None else rows.n)
+            one.named = one.named or evaluates
             one.shapes = shapes
             self.passes.add(one)
             one.watch(outputs)
@@ -167,9 +175,10 @@ class Meter:
             one.first = first
             one.last = next_node()
             self.passes.in_order = self.passes.in_order and self.passes.latest[-1:] == [one]
-            one.n = n or one.rows
+            one.n = one.rows if rows is None else rows.n
             one.named = True
-        one.batch = one.inputs_of = batch
+        one.samples = rows if is_whole else None
+        one.batch = one.inputs_of = None if rows is None else rows.batch.number
         self.cost.forward += one.n
 
     def backward_begins(self) -> None:
@@ -188,6 +197,7 @@ class Meter:
 
     def step_over(self) -> None:
         """Notes that a step has used the gradients of all backward passes so far."""
+        self.reached_passes = []
         if self.pending is not None:
             self.pending.stepped = self.backwards
 
@@ -239,7 +249,7 @@ class Meter:
     ) -> None:
         if origin is not None and origin.rows:
             origin.name_by_rows()
-        if origin is not None and origin.named:
+        if origin is not None and origin.named and origin.n:
             return
         if origin is None:
             # The backward pass of outputs that were cached without gradients, as in GradCache, ends at the cache; a later
@@ -259,6 +269,10 @@ class Meter:
         if samples is not None:
             origin.named = True
             origin.add(samples)
+            if isinstance(new, int) and samples > new:
+                origin.beside = samples - new
+                self._counts.beside += origin.beside
+                self._counts.reached_beside += origin.beside * origin.backwards
         elif isinstance(new, int):
             origin.add(new)
         else:
@@ -315,13 +329,21 @@ class Meter:
             # Steps ran and no pass was counted: the passes were not seen. Read as zero passes per sample, this would lower
             # the cost of full training to zero.
             unseen = not passed and (cost.steps > steps or self._unknown is not None)
-            more_forward = 0 if unseen else _more(forward, passed, counts.yielded)
-            more_backward = 0 if unseen else _more(backward, self.reached, counts.yielded)
+            passed -= counts.beside
+            reached = self.reached - counts.reached_beside
+            # Full training has the same rows beside each of its batches.
+            steps_of_full = 1.0 if self.same_steps else forward / counts.yielded
+            more_forward = more_backward = 0
+            if not unseen:
+                more_forward = _more(forward, passed, counts.yielded)
+                more_forward += round(counts.beside * steps_of_full)
+                more_backward = _more(backward, reached, counts.yielded)
+                more_backward += round(counts.reached_beside * steps_of_full)
             cost.full_forward += more_forward - counts.more_forward
             cost.full_backward += more_backward - counts.more_backward
             counts.more_forward = more_forward
             counts.more_backward = more_backward
-            uncertain = passed % counts.yielded or self.reached % counts.yielded
+            uncertain = passed % counts.yielded or reached % counts.yielded
             in_parts = bool(
                 uncertain
                 and counts.in_parts
@@ -339,6 +361,10 @@ class Meter:
     def make_unknown(self, reason: str) -> None:
         """Declares the cost unknown from now on; the reason is a sentence without its full stop."""
         self.cost.unknown = self._unknown = self._unknown or reason
+
+    def reached_beside(self, rows: int) -> None:
+        """Notes that a backward pass reached rows beside the batch."""
+        self._counts.reached_beside += rows
 
     def of_loop(self) -> int:
         """Number of samples in forward passes of the loop, without those of refresh and scoring passes."""

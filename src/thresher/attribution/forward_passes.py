@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from thresher.attribution.rows import AttributionError
+from thresher.attribution.rows import AttributionError, Rows
 from thresher.torch_internals import backward_pass, next_node
 from thresher.trees import leaves
 
@@ -43,13 +43,15 @@ class ForwardPass:
     Attributes:
         batch: Number of the batch of its inputs or, if the inputs do not show it, of its loss; None if unknown.
         inputs_of: Number of the batch of its inputs; None if the inputs do not show it.
-        evaluates: Whether the model was in evaluation mode, with inputs that are not a batch.
+        named: Whether no loss needs to show the number of samples: it is known, or the pass may be one of an evaluation.
+        beside: Number of its rows that are not of the batch.
+        samples: Samples of its inputs; None if one of these does not show them.
         is_over: Whether its outputs had a loss after the step that used its gradients, as for a log.
     """
 
     __slots__ = (
-        "backwards", "batch", "by_model", "evaluates", "first", "inputs_of", "is_over", "last", "meter", "n", "named", "rows",
-        "shapes", "task", "within",
+        "backwards", "batch", "beside", "by_model", "first", "inputs_of", "is_over", "last", "meter", "n", "named", "rows",
+        "samples", "shapes", "task", "within",
     )  # fmt: skip
     # torch warns when a tensor with a hook is pickled, unless the hook has this attribute.
     __torch_unserializable__ = True
@@ -70,8 +72,9 @@ class ForwardPass:
         self.batch: int | None = None
         self.inputs_of: int | None = None
         self.shapes: Sequence[Sequence[int]] = ()
+        self.samples: Rows | None = None
+        self.beside = 0
         self.is_over = False
-        self.evaluates = False
 
     def __call__(self, _: Any) -> None:
         """Counts a backward pass once, even if it reaches several outputs."""
@@ -87,9 +90,13 @@ class ForwardPass:
             meter.backward_begins()
             self.task = task
             self.backwards += 1
+            if meter.pending is not None and len(meter.reached_passes) < MOST_PASSES:
+                meter.reached_passes.append(self)
             meter.backwards += 1
             meter.cost.backward += self.n
             meter.reached += self.n
+            if self.beside:
+                meter.reached_beside(self.beside)
 
     def count_backward(self, rows: int) -> None:
         """Counts a backward pass of `subset_backward` on some rows, in the unit of the forward pass: samples, if known.
@@ -125,12 +132,12 @@ class ForwardPass:
     @property
     def unnamed(self) -> bool:
         """Whether the number of samples is unknown, because neither the inputs nor a loss show it."""
-        return not (self.named or self.n or self.rows)
+        return not (self.n or self.rows)
 
     @property
     def uncredited(self) -> bool:
         """Whether the number of samples is unknown, and the pass is not one of an evaluation."""
-        return self.unnamed and not self.evaluates
+        return self.unnamed and not self.named
 
     def add(self, n: int) -> None:
         """Adds n samples to this pass, which a loss of its outputs has shown."""

@@ -96,7 +96,7 @@ class TrackedModel(nn.Module):
         called = perf_counter()
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
-            members["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
+            members["_counted_by"].passed(outputs, inputs.rows, first, is_whole=inputs.is_whole)
         else:
             shapes = [leaf.shape[:2] for leaf in leaves((args, kwargs))]
             members["_counted_by"].passed(

@@ -1,7 +1,7 @@
 """Remembers the tensors with known rows: batches that the loader yielded, and outputs that the model returned for them."""
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -100,12 +100,14 @@ class Lookup:
         description: Description of the tensor for error messages.
         refuse: Whether a loss with this tensor is refused unless the caller gives the ids.
         changed: Rows of the tensor before it was changed in place; None if it was not changed.
+        is_whole: For the inputs of a model, whether the rows of all tensors are known.
     """
 
     rows: Rows | None
     description: str
     refuse: bool = False
     changed: Rows | None = None
+    is_whole: bool = True
 
 
 CHANGED_INPUTS = (
@@ -113,6 +115,23 @@ CHANGED_INPUTS = (
     "look the same: change a copy, as in x = x - mean, or pass ids=run.ids)"
 )
 NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
+
+
+def _join_rows(known: list[tuple[Lookup, Rows, Tensor]]) -> Lookup | None:
+    """Joins single rows of a tensor in its order, as detection models get them in `list(images)`; None for other rows."""
+    singles = [one for one in known if one[1].n == 1]
+    if len(singles) < 2:
+        return None
+    lookup, first, tensor = singles[0]
+    joined = first._replace(step=1, n=len(singles))
+    in_order = all(
+        rows.batch is first.batch
+        and rows.start == first.start + place
+        and leaf.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+        for place, (_, rows, leaf) in enumerate(singles)
+    )
+    alike = all(rows.key == joined.key for _, rows, _ in known if rows.n != 1)
+    return replace(lookup, rows=joined) if in_order and alike else None
 
 
 class RowTracker(Uncopied):
@@ -175,7 +194,8 @@ class RowTracker(Uncopied):
             outputs = [leaf for leaf in leaves(outputs) if leaf.dim() < 2 or leaf.shape[1] != count]
         # Held weakly: outputs hold the graph of the whole step, which must be freed when the loop releases it.
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
-        if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
+        whole = whole and repeat == step == 1 and outputs.shape[:1] == (len(batch.ids),) == (count,)
+        if whole:
             rows = Rows(batch, 0, 1, count, 1)
             # Not stored in the batch, which it refers to: without a cycle, a batch is freed as soon as nothing uses it.
             of_all = Attribution(
@@ -253,25 +273,26 @@ class RowTracker(Uncopied):
         Returns:
             The samples that the inputs belong to, for the argument `inputs` of `remember_outputs`.
         """
-        named: list[tuple[Lookup, Rows]] = []
-        for leaf in leaves(tree):
+        known: list[tuple[Lookup, Rows, Tensor]] = []
+        tensors = leaves(tree)
+        for leaf in tensors:
             lookup = self.look(leaf)
             # A change in place can be CutMix, which mixes rows, or a normalization, which keeps them: nothing shows which.
             if lookup.changed is not None:
                 return Lookup(lookup.changed, CHANGED_INPUTS, refuse=True)
             if lookup.rows is not None:
-                named.append((lookup, lookup.rows))
-        if not named:
+                known.append((lookup, lookup.rows, leaf))
+        if not known:
             return NOT_YIELDED
-        chosen, first = named[0]
-        for lookup, rows in named[1:]:
+        chosen, first, _ = known[0]
+        for lookup, rows, _ in known[1:]:
             if rows.key != first.key:
-                return Lookup(
+                return _join_rows(known) or Lookup(
                     first, "outputs of the model for inputs from different rows", refuse=True
                 )
             if lookup.refuse and not chosen.refuse:
                 chosen = lookup
-        return chosen
+        return chosen if len(known) == len(tensors) else replace(chosen, is_whole=False)
 
     def places(self) -> dict[tuple[int, int], TrackedTensor]:
         """Returns the tensors with known rows by their place in the autograd graph."""

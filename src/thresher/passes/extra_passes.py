@@ -106,6 +106,11 @@ def share_buffers(parallel: DistributedDataParallel | None) -> None:
         parallel._sync_buffers()
 
 
+def _observes(part: nn.Module) -> bool:
+    """Whether a module observes ranges for a quantization; its kernels write buffers without a new version."""
+    return any(base.__module__.startswith("torch.ao.quantization") for base in type(part).__mro__)
+
+
 class WrittenBuffers:
     """Finds the buffers that a model writes even in evaluation mode, such as queues and counters.
 
@@ -136,7 +141,9 @@ class WrittenBuffers:
                 self._written[module] = [
                     (part, name)
                     for (part, name, copy), version in zip(copies, versions, strict=True)
-                    if _buffer(part, name) is not copy or copy._version != version
+                    if _buffer(part, name) is not copy
+                    or copy._version != version
+                    or _observes(part)
                 ]
 
 

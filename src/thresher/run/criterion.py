@@ -12,6 +12,12 @@ from thresher.losses.base import Criterion
 from thresher.run.timeline import Timeline
 
 
+@torch.compiler.disable
+def uncompiled(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Calls a function outside of the graph of a compiled step."""
+    return function(*args, **kwargs)
+
+
 class CreditedCriterion(nn.Module):
     """The user's criterion, with the same value and gradient, that also weights and records the losses of samples.
 
@@ -87,6 +93,10 @@ class CreditedCriterion(nn.Module):
             ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`; or the
                 criterion has reduction="none" and the method keeps only some rows of the loop's own forward pass.
         """
+        if (
+            torch.compiler.is_compiling()
+        ):  # a compiled step: attribution looks at tensors that a compiler does not have
+            return uncompiled(self.forward, outputs, targets, *others, ids=ids, repeat=repeat)
         if others:
             raise TypeError(
                 f"run.criterion takes outputs and targets, but got {len(others)} more: pass ids= by name. For a loss with more "

@@ -158,7 +158,10 @@ class SilentEpochs:
             )
 
     def _warn(self, what: str) -> None:
-        warn(f"{self._who}: {what}. {self._way_out}")
+        warn(
+            f"{self._who}: {what}. {self._way_out} Without losses, run.trained counts only samples that run.model gets in the "
+            "tensors that run.loader yielded."
+        )
 
 
 WAY_OUT = (

@@ -20,7 +20,7 @@ from thresher.observation import DataMap, map_of
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
-from thresher.run.criterion import CreditedCriterion
+from thresher.run.criterion import CreditedCriterion, uncompiled
 from thresher.run.learning_rate import PacedLR, follow_clock, pace
 from thresher.run.parts import Parts
 from thresher.run.timeline import Timeline
@@ -295,6 +295,9 @@ class Run(Uncopied):
             >>> torch.allclose(run.reduce(losses, targets=labels, valid=labels != -100), losses.sum() / 4)
             True
         """
+        if torch.compiler.is_compiling():
+            made_by = (per_sample_losses, ids, outputs, targets, repeat)
+            return uncompiled(self.reduce, *made_by, valid=valid, total=total, keep=keep)
         losses = GivenLosses(per_sample_losses, valid, total, keep, by_row=repeat is not None)
         # An evaluation: nothing is trained on, so nothing is recorded.
         if not torch.is_grad_enabled():
@@ -407,8 +410,8 @@ class Run(Uncopied):
     def records(self) -> Records:
         """Values stored for each sample, such as the last loss: a mapping from names to tensors of shape (N,).
 
-        The last call of the criterion is included. With several processes, only process 0 has the values, up to the end of the
-        last epoch or to `detach`.
+        A loss is included once the optimizer has stepped or, without `optimizer=`, at once. With several processes, only process 0
+        has the values, up to the end of the last epoch or to `detach`.
 
         Raises:
             RuntimeError: This is not process 0.

@@ -127,6 +127,7 @@ class Timeline:
             self.close_books()
             parts.records.start_epoch()
             self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
+        parts.accumulator.meter.same_steps = plan is not None and plan.smaller
         self.comparison.begin_epoch(self._use_of_own_losses(plan), trial=self.selection.gives_up)
         if position.epoch >= parts.given.epochs and torch.is_grad_enabled():
             self._warn_once(
