@@ -14,7 +14,7 @@ from thresher import rng
 from thresher.distributed.wrappers import trains_inside
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.settings import OfUser
-from thresher.methods.contract import name_of
+from thresher.methods.contract import title_given
 from thresher.methods.full import FullData
 from thresher.methods.stages import split_by_stage
 from thresher.run.attach import attach, check_further_settings, method_of
@@ -381,7 +381,7 @@ def check_length(loader: SelectedLoader, method: Any, *, processes: int) -> None
     epoch_method = split_by_stage(method_of(method))[1]
     if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         raise not_supported(
-            f"{name_of(epoch_method)} with a {type(loader.sampler).__name__}, which may repeat samples,",
+            f"{title_given(epoch_method)} with a {type(loader.sampler).__name__}, which may repeat samples,",
             "Lightning needs to know the number of batches of an epoch when it begins. Use shuffle=True.",
         )
 

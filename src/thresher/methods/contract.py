@@ -296,18 +296,18 @@ def share_given(method: Any) -> float | str | None:
 
 
 def mark_as_given(method: Any, given: float | str | None) -> Any:
-    """Makes `name_of` name a method by the share that the user passed for it; returns the method."""
+    """Makes `title_given` name a method by the share that the user passed for it; returns the method."""
     # Not a field: it changes neither equality nor what is shown and saved.
     object.__setattr__(method, "_share_given", given)
     return method
 
 
-def name_of(method: Any) -> str:
+def title_given(method: Any) -> str:
     """Returns the name of a method for messages, or the call of `attach` if the user passed a share in its place.
 
     Example:
         >>> from thresher import Winnow
-        >>> name_of(Winnow(0.5)), name_of(mark_as_given(Winnow(0.5), "50%"))
+        >>> title_given(Winnow(0.5)), title_given(mark_as_given(Winnow(0.5), "50%"))
         ('Winnow', "attach('50%')")
     """
     given = share_given(method)

@@ -32,8 +32,8 @@ from thresher.methods.contract import (
     calls_model,
     defines,
     mark_as_given,
-    name_of,
     requirements_of,
+    title_given,
     way_around,
 )
 from thresher.methods.full import FullData
@@ -178,7 +178,7 @@ def _data(
     # The planner refuses such a plan, too, but in one process only when the first epoch is planned.
     if requirements_of(method).order == "plan" and not config.free:
         raise ValueError(
-            f"{name_of(method)} draws the order of training, but the loader's sampler sets another order: use "
+            f"{title_given(method)} draws the order of training, but the loader's sampler sets another order: use "
             "shuffle=True"
         )
     return loader, _on_subset(config, loader)
@@ -194,7 +194,7 @@ def _in_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
         return config
     if loader.candidates > LONG_EPOCH * len(given.loader.dataset):  # pyright: ignore[reportArgumentType]
         raise ValueError(
-            f"`method`: {name_of(method)} chooses once per epoch, but the loader's sampler sets another order, of "
+            f"`method`: {title_given(method)} chooses once per epoch, but the loader's sampler sets another order, of "
             f"{loader.candidates:,} samples: use shuffle=True"
         )
     unknown = config.world.size == 1 and not loader.yields_once
@@ -419,7 +419,7 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
     loader = parts.loader
     method = parts.config.epoch_method
     requires = requirements_of(method)
-    name = name_of(method)
+    name = title_given(method)
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
         warn(
@@ -448,7 +448,7 @@ def _without(config: RunConfig) -> dict[str, str]:
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
     where = "if the loop computes its losses" if criterion is None else f"of the outputs of {of}"
     return {
-        signal: f"{name_of(method)} has no `{signal}` {where} and {instead}. A regression has none. For classification, "
+        signal: f"{title_given(method)} has no `{signal}` {where} and {instead}. A regression has none. For classification, "
         f"pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
         f"{way_around(method, signal)}."
         if instead
@@ -479,7 +479,7 @@ def _who_passes(config: RunConfig) -> str | None:
     makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(
         config.epoch_method
     )
-    return name_of(config.methods[-1]) if makes else None
+    return title_given(config.methods[-1]) if makes else None
 
 
 def attach(

@@ -11,7 +11,7 @@ from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.tracker import LossDimension
 from thresher.losses.given import GivenLosses
 from thresher.losses.signals import batch_loss
-from thresher.methods.contract import name_of, way_around
+from thresher.methods.contract import title_given, way_around
 from thresher.methods.full import FullData
 from thresher.records import NEVER_SEEN
 from thresher.run.batch_stage import BatchStage, WholeBatches
@@ -99,7 +99,7 @@ class BatchSelection:
         # The batch method stands last; without one, the epoch method needs the signals.
         method = config.methods[-1]
         return (
-            f"run.reduce: {name_of(method)} needs {names}: pass outputs= and targets=, or "
+            f"run.reduce: {title_given(method)} needs {names}: pass outputs= and targets=, or "
             f"attach(signals=...){way_around(method, *sorted(wanted))}"
         )
 

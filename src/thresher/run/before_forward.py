@@ -8,7 +8,7 @@ from torch import Tensor
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.cost import break_even
 from thresher.losses.given import GivenLosses
-from thresher.methods.contract import name_of
+from thresher.methods.contract import title_given
 from thresher.passes.scoring_settings import Scoring
 from thresher.plans import BatchPlan
 from thresher.run.batch_selection import BatchSelection, without_ignored
@@ -119,7 +119,7 @@ class BeforeForward(BatchSelection):
             return
         self._warned = True
         warn(
-            f"{name_of(self._stage.method)} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
+            f"{title_given(self._stage.method)} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
             f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
             f"{most:.2f}, use forward_passes='once', or a cheaper forward_passes=Scoring(...). This warning is given once."
         )

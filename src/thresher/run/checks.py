@@ -26,9 +26,9 @@ from thresher.methods.contract import (
     defines,
     full_pass_names,
     mark_as_given,
-    name_of,
     requirements_of,
     share_given,
+    title_given,
     way_around,
 )
 from thresher.methods.stages import split_by_stage
@@ -212,11 +212,11 @@ def _check_types(given: Arguments) -> None:
 def _who_calls_it(config: RunConfig) -> str:
     """Returns the name of a method for which the run makes extra passes of the model; "" if there is none."""
     if calls_model(config.epoch_method):
-        return name_of(config.epoch_method)
+        return title_given(config.epoch_method)
     scoring = config.given.scoring
     others = scoring is not None and (scoring.losses is not None or scoring.model is not None)
     if config.mode is SelectionMode.BEFORE_FORWARD and not others:
-        return name_of(config.batch_method)
+        return title_given(config.batch_method)
     return ""
 
 
@@ -274,7 +274,7 @@ def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
         return
     if samples is None:
         raise ValueError(
-            f"{name_of(method)} must know the index of each sample, and an IterableDataset has none: use a dataset with "
+            f"{title_given(method)} must know the index of each sample, and an IterableDataset has none: use a dataset with "
             "__getitem__ and __len__"
         )
     method.check(torch.arange(samples) if kept is None else kept)
@@ -350,7 +350,7 @@ def check_needs(
     """Checks that `attach` got everything that the methods need."""
     model = given.model
     optimizer = given.optimizer
-    name = name_of(method)
+    name = title_given(method)
     requires = requirements_of(method)
     if requires.optimizer and optimizer is None:
         raise ValueError(

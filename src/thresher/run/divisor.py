@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from thresher.losses.base import Criterion
-from thresher.methods.contract import BatchMethod, name_of, requirements_of
+from thresher.methods.contract import BatchMethod, requirements_of, title_given
 from thresher.methods.full import FullData
 from thresher.plans import BatchPlan
 from thresher.run.parts import RunConfig, SelectionMode
@@ -27,7 +27,7 @@ def warn_of_sum(config: RunConfig) -> None:
     chooses_in_batch = config.mode.is_in_forward or config.mode is SelectionMode.WITHOUT_LOSSES
     if plans_smaller or chooses_in_batch or (config.spend == "batches" and selects):
         warn(
-            f"`criterion` has reduction='sum', and {name_of(config.methods[-1])} trains on fewer rows per step. If the "
+            f"`criterion` has reduction='sum', and {title_given(config.methods[-1])} trains on fewer rows per step. If the "
             "loop divides the sum by a constant, such as the batch size, its steps become smaller: use reduction='mean'."
         )
 
@@ -97,7 +97,7 @@ def check_divisor(config: RunConfig) -> None:
         return
     how = "class weights" if adapter is not None and adapter.class_weights else "reduction='sum'"
     raise ValueError(
-        f"`criterion`: {name_of(config.batch_method)} divides kept losses by the number of rows of the batch. If rows "
+        f"`criterion`: {title_given(config.batch_method)} divides kept losses by the number of rows of the batch. If rows "
         f"are chosen before the forward pass, their losses get a weight instead, and the criterion has {how}, with which the "
         f"result would be wrong. Use forward_passes='once', or a criterion without {how}."
     )

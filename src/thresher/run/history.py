@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.attribution.rows import AttributionError
-from thresher.methods.contract import name_of, requirements_of
+from thresher.methods.contract import requirements_of, title_given
 from thresher.methods.full import FullData
 from thresher.records import NEVER_SEEN
 from thresher.run.parts import Parts
@@ -190,7 +190,7 @@ class History:
 
     def warn_if_nothing_saved(self) -> None:
         """Warns if the method left no sample out of any epoch, after a last epoch whose plan has every sample."""
-        names = " and ".join(name_of(one) for one in self._config.methods if _is_to_save(one))
+        names = " and ".join(title_given(one) for one in self._config.methods if _is_to_save(one))
         if not names or self._cost.unknown is not None or any(map(_left_out, self.entries)):
             return
         back = sum(entry.get("moved_back", 0) for entry in self.entries)

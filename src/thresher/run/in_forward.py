@@ -13,7 +13,7 @@ from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
 from thresher.losses.signals import narrow
-from thresher.methods.contract import name_of
+from thresher.methods.contract import title_given
 from thresher.plans import BatchPlan
 from thresher.run.batch_selection import BatchSelection, without_ignored
 from thresher.run.batch_stage import BatchStage
@@ -73,7 +73,7 @@ def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
 def kept_losses_only(method: object, criterion: Any) -> str:
     """Returns the error message for a criterion with reduction="none", which would return only kept rows."""
     return (
-        f"{name_of(method)} keeps some rows of a batch after the loop's own forward pass, and criterion {criterion!r} "
+        f"{title_given(method)} keeps some rows of a batch after the loop's own forward pass, and criterion {criterion!r} "
         "has reduction='none': the loop would get losses of the kept rows only, while its other tensors, such as weights or "
         "masks, have the rows of the whole batch. Use reduction='mean'; or attach(forward_passes='twice'), with which "
         "run.loader yields only the kept rows; or compute the losses in the loop and call run.reduce(losses, outputs=...)."
@@ -357,7 +357,7 @@ class InForward(BatchSelection):
             return
         self._warned = True
         warn(
-            f"{name_of(self._stage.method)} kept {keep:.2f} of the samples in the loop's own forward pass, and {why} "
+            f"{title_given(self._stage.method)} kept {keep:.2f} of the samples in the loop's own forward pass, and {why} "
             "This warning is given once."
         )
 

@@ -12,7 +12,7 @@ from thresher import rng
 from thresher.loading.packed_plan import PackedPlan, equal_part
 from thresher.loading.user_order import UserOrder
 from thresher.methods._adapted import OnSubset
-from thresher.methods.contract import EpochMethod, defines, name_of
+from thresher.methods.contract import EpochMethod, defines, title_given
 from thresher.plans import EpochPlan
 from thresher.run.parts import Parts
 from thresher.run.strata import NO_CLASSES
@@ -182,4 +182,4 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
 
 def title_of(method: Any) -> str:
     """Returns the name of a method, for error messages."""
-    return name_of(method.method if isinstance(method, OnSubset) else method)
+    return title_given(method.method if isinstance(method, OnSubset) else method)

@@ -4,7 +4,7 @@ from torch import nn
 
 from thresher.distributed.wrappers import is_sharded
 from thresher.losses.signals import GIVEN_ONLY, WIDE_SIGNALS
-from thresher.methods.contract import BatchMethod, name_of, requirements_of, way_around
+from thresher.methods.contract import BatchMethod, requirements_of, title_given, way_around
 from thresher.run.batch_stage import by_chance
 from thresher.run.divisor import divides_by_batch, divisible_before
 from thresher.run.parts import RunConfig, SelectionMode
@@ -19,7 +19,7 @@ def _passes_for_signals(config: RunConfig) -> str:
     wide = set() if method is None else WIDE_SIGNALS & {*requirements_of(method).signals}
     if not wide:
         return forward_passes
-    name = name_of(method)
+    name = title_given(method)
     if lacking := sorted(wide & GIVEN_ONLY if config.given.signals is None else ()):
         raise ValueError(
             f"{name} needs {', '.join(lacking)}, which no criterion gives. Pass attach(signals=function) with "
@@ -75,7 +75,7 @@ def selection_mode(config: RunConfig) -> SelectionMode:
                 "`forward_passes`: a Scoring is for methods that choose in each batch; leave it out"
             )
         return SelectionMode.NONE
-    name = name_of(method)
+    name = title_given(method)
     signals = requirements_of(method).signals
     if not signals:
         if scoring is not None:
@@ -158,6 +158,6 @@ def check_counted_once(config: RunConfig) -> None:
     )
     if scores and config.given.forward_passes != "once" and adds:
         raise ValueError(
-            f"{name_of(method)} adds up the losses of a sample, and a scoring pass would add them twice: pass "
+            f"{title_given(method)} adds up the losses of a sample, and a scoring pass would add them twice: pass "
             f"forward_passes='once'{way_around(method, 'sum')}"
         )

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 from thresher.distributed.world import ALONE, ProcessWorld, World, agree, sampler_facts
 from thresher.distributed.wrappers import in_several_processes
 from thresher.loading.samplers import check_shared, inner_sampler
-from thresher.methods.contract import name_of
+from thresher.methods.contract import title_given
 from thresher.run.batch_stage import by_chance
 from thresher.run.parts import RunConfig, SelectionMode
 
@@ -109,6 +109,6 @@ def check_several(config: RunConfig) -> None:
         )
     if batch is not None and config.mode is SelectionMode.WITHOUT_LOSSES and by_chance(batch):
         raise ValueError(
-            f"{name_of(batch)} keeps a random number of rows, so processes would have batches of different sizes. Use "
+            f"{title_given(batch)} keeps a random number of rows, so processes would have batches of different sizes. Use "
             "forward_passes='twice', which fills batches up."
         )

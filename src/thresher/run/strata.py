@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.methods.contract import EpochMethod, name_of, requirements_of
+from thresher.methods.contract import EpochMethod, requirements_of, title_given
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.samplers.stratified import (
@@ -53,7 +53,7 @@ def why_not_stratified(method: EpochMethod, *, streams: bool, free: bool) -> str
     if not free:
         return "the loader's sampler sets another order: use shuffle=True"
     if requirements_of(method).order == "plan":
-        return f"{name_of(method)} draws the order of training"
+        return f"{title_given(method)} draws the order of training"
     return ""
 
 

@@ -16,7 +16,7 @@ MOST_SECONDS = 120.0
 """Longest time of tracing a model and examining its graphs, in CPU time of its thread: a busy machine does not count."""
 MEMORY_SHARE = 0.5
 """Largest growth of the process while a model is traced, as a share of the memory that is available before."""
-EVERY = 500
+CALLS_BETWEEN_LOOKS = 500
 """Number of calls of PyTorch's functions after which the memory is read again."""
 
 
@@ -47,7 +47,7 @@ class Budget(TorchFunctionMode):
                 f"tracing it takes more than {MOST_SECONDS:g} s or {MOST_OPERATIONS} calls of PyTorch, as for a long loop in its "
                 "forward"
             )
-        due = self._operations % EVERY == 0
+        due = self._operations % CALLS_BETWEEN_LOOKS == 0
         if due and _kibibytes("self/status", "VmRSS") > self._most_memory:
             raise OverBudget(
                 f"tracing it takes more than {MEMORY_SHARE:.0%} of the available memory"

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.samplers import foreign_batches, inner_sampler
-from thresher.methods.contract import calls_model, name_of, requirements_of
+from thresher.methods.contract import calls_model, requirements_of, title_given
 from thresher.methods.full import FullData
 from thresher.methods.stages import split_by_stage
 from thresher.run.attach import method_of
@@ -98,7 +98,7 @@ def check_rows_joined(trainer: Any) -> None:
     _, epoch_method, batch_method = split_by_stage(method_of(trainer.selection))
     if batch_method is not None or calls_model(epoch_method):
         raise unsupported(
-            f"SFTConfig(packing=True) or SFTConfig(padding_free=True) with {name_of(batch_method or epoch_method)}",
+            f"SFTConfig(packing=True) or SFTConfig(padding_free=True) with {title_given(batch_method or epoch_method)}",
             "These settings join examples into one row, and this method needs one row per example. Use padding_free=False, or "
             "a method that chooses before each epoch without extra forward passes, such as selection=0.5 or InfoBatch.",
         )
@@ -128,7 +128,7 @@ def passes_beside_head(trainer: Any) -> dict[str, Any]:
             "forward_passes='twice', or a method that chooses before each epoch.",
         )
     warn(
-        f"{name_of(batch_method)} chooses by a scoring pass before each step, as with forward_passes='twice': the fused "
+        f"{title_given(batch_method)} chooses by a scoring pass before each step, as with forward_passes='twice': the fused "
         "head of SFTTrainer cannot be traced. Rows of several batches are joined into one batch, and need equal lengths: set "
         "SFTConfig(pad_to_multiple_of=) to the length of the longest example."
     )
@@ -155,7 +155,7 @@ def check_labels_of_rows(trainer: Any, valid: Tensor) -> None:
     labels = valid.reshape(len(valid), -1).sum(1)
     if (labels != labels[0]).any():
         raise unsupported(
-            f"{name_of(config.batch_method)} in one pass, with gradient_accumulation_steps="
+            f"{title_given(config.batch_method)} in one pass, with gradient_accumulation_steps="
             f"{args.gradient_accumulation_steps}, {args.world_size} processes and rows of different numbers of labels,",
             "The batches of a step would weigh by all of their labels, not by those of the chosen rows. Use "
             "selection_settings={'forward_passes': 'twice'}, or one batch per step.",
@@ -237,7 +237,7 @@ def keeps_own_batches(trainer: Any, loader: DataLoader[Any]) -> bool:
     observes = trainer.selection_settings.get("observe")
     if observes or trainer._tokens is not None or not isinstance(trainer.selection, FullData):
         raise unsupported(
-            f"{name_of(method_of(trainer.selection))}{' with observe' if observes else ''} with the batches of {batches}",
+            f"{title_given(method_of(trainer.selection))}{' with observe' if observes else ''} with the batches of {batches}",
             "A selection would change these batches; and if the loss compares the rows of a batch (in-batch negatives), no "
             "sample has a loss of its own. Use selection=thresher.FullData() without observe, which trains as without a "
             "selection, or a Trainer with a shuffled loader and a loss per sample.",
@@ -265,7 +265,7 @@ def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -
     if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         sampler = type(inner_sampler(loader.batch_sampler)).__name__
         raise unsupported(
-            f"{name_of(epoch_method)} with a {sampler}, which may repeat samples,",
+            f"{title_given(epoch_method)} with a {sampler}, which may repeat samples,",
             "Trainer needs to know the number of batches of an epoch when it begins. Use the sampler of Trainer itself.",
         )
 
