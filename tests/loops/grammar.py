@@ -85,7 +85,7 @@ IMPOSSIBLE = (
     lambda s: s["sampler"] in NOT_EACH_BATCH_ONCE and s["method"] not in ("FullData", "observe"),
     lambda s: s["sampler"] == "batch sampler" and s["drop_last"],
     # The length of a resumed epoch is that of the whole epoch.
-    lambda s: s["loop"] == "next" and s["resume"] == "in an epoch",
+    lambda s: s["loop"] in ("next", "islice", "zip") and s["resume"] == "in an epoch",
     lambda s: s["workers"] and s["loop"] in ("break", "next"),
     # An epoch that was left early goes on when it is resumed.
     lambda s: s["resume"] != "never" and s["loop"] == "break",
