@@ -391,10 +391,10 @@ class Training:
         shares = valid.reshape(len(x), -1)
         if self.spec["criterion"] == "class weights":
             shares = shares * CLASS_WEIGHTS[y.clamp(min=0)].reshape(len(x), -1)
-            by_class = F.cross_entropy(
+            weighted = F.cross_entropy(
                 outputs.movedim(-1, 1), y, weight=CLASS_WEIGHTS, reduction="none"
             )
-            means = by_class.reshape(len(x), -1).sum(1) / shares.sum(1)
+            means = weighted.reshape(len(x), -1).sum(1) / shares.sum(1)
         shares = shares.sum(1)
         weights = torch.ones(len(x))
         plan = self.run.plan
@@ -402,7 +402,10 @@ class Training:
             table = torch.ones(len(self.data))
             table[plan.ids] = plan.weights
             weights = table[ids]
-        (weights * shares * means)[kept].sum().div(shares[kept].sum()).backward()
+        # A weighted mean of classes stays one: its weights are divided by their sum.
+        by_class = self.spec["criterion"] == "class weights"
+        divisor = (weights * shares if by_class else shares)[kept].sum()
+        (weights * shares * means)[kept].sum().div(divisor).backward()
         for ours, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
             if theirs.grad is None:
                 continue
