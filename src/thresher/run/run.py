@@ -505,7 +505,11 @@ class Run(Uncopied):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One dict per finished epoch: facts about the chosen samples, numbers of samples and steps, non-finite losses."""
+        """One dict per finished epoch: facts about the chosen samples, numbers of samples and steps, non-finite losses.
+
+        `kept` is the number of samples that the plan keeps, also if the sampler, `drop_last`, or a batch of one row that batch
+        normalization cannot use, leaves some of them out.
+        """
         self._warn_if_open()
         return self._timeline.history
 
