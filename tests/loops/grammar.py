@@ -29,7 +29,7 @@ FEATURES: dict[str, tuple[Any, ...]] = {
         "skipped at the end",
     ),
     "zero": ("at the start", "before backward", "after step"),
-    "loop": ("for", "islice", "next", "zip", "break", "enumerate"),
+    "loop": ("for", "islice", "next", "zip", "break"),
     "read": ("nothing", "records", "trained", "cost", "length", "state", "summary"),
     "when": ("after step", "before backward", "after backward"),
     "method": (

@@ -13,7 +13,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
-    Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
     default_collate,
@@ -46,25 +45,15 @@ class Samples(Dataset):
 
     def __getitem__(self, i):
         x, y = self.x[i], self.y[i]
-        forms = {"triple": (x, y, i), "dict": {"x": x, "y": y, "i": i}, "pair and ids": ((x, y), i)}
-        return forms[self.form]
+        return {"dict": {"x": x, "y": y, "i": i}, "pair and ids": ((x, y), i)}.get(
+            self.form, (x, y, i)
+        )
 
     def parts(self, batch):
         """Returns inputs, targets and ids of a batch."""
         if self.form == "dict":
             return batch["x"], batch["y"], batch["i"]
         return (*batch[0], batch[1]) if self.form == "pair and ids" else batch
-
-
-class EvenThenOdd(Sampler):
-    def __init__(self, data):
-        self.n = len(data)
-
-    def __iter__(self):
-        return iter([*range(0, self.n, 2), *range(1, self.n, 2)])
-
-    def __len__(self):
-        return self.n
 
 
 def own_collate(samples):
@@ -81,7 +70,7 @@ def loader_of(spec, data):
         "replacement": lambda: {"sampler": RandomSampler(data, replacement=True, num_samples=n)},
         "weighted": lambda: {"sampler": WeightedRandomSampler(torch.arange(1, n + 1), n)},
         "subset": lambda: {"sampler": SubsetRandomSampler(range(3, n))},
-        "own": lambda: {"sampler": EvenThenOdd(data)},
+        "own": lambda: {"sampler": [*range(0, n, 2), *range(1, n, 2)]},
         "batch sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(data), B, False)},
         "Shuffle": lambda: {"sampler": thresher.Shuffle(data, seed=3)},
     }[spec["sampler"]]()
@@ -438,9 +427,6 @@ class Training:
                 yield next(iterator)
         elif form == "zip":
             for _, batch in zip(range(len(loader)), loader):  # noqa: B905
-                yield batch
-        elif form == "enumerate":
-            for _, batch in enumerate(loader):
                 yield batch
         else:
             for number, batch in enumerate(loader):
