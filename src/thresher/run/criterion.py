@@ -12,10 +12,12 @@ from thresher.losses.base import Criterion
 from thresher.run.timeline import Timeline
 
 
-@torch.compiler.disable
-def uncompiled(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Calls a function outside of the graph of a compiled step."""
+def _call(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
     return function(*args, **kwargs)
+
+
+uncompiled: Any = torch.compiler.disable(_call)
+"""Calls a function outside of the graph of a compiled step."""
 
 
 class CreditedCriterion(nn.Module):
