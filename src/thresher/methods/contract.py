@@ -291,12 +291,24 @@ def way_around(method: Any, *needs: str) -> str:
 
 
 def share_given(method: Any) -> float | str | None:
-    """Returns the share that the user passed in place of a method, or None."""
+    """Returns the share that the user passed in place of a method, or None.
+
+    Example:
+        >>> from thresher import Winnow
+        >>> share_given(Winnow(0.5)), share_given(mark_as_given(Winnow(0.5), 0.5))
+        (None, 0.5)
+    """
     return getattr(method, "_share_given", None)
 
 
 def mark_as_given(method: Any, given: float | str | None) -> Any:
-    """Makes `title_given` name a method by the share that the user passed for it; returns the method."""
+    """Makes `title_given` name a method by the share that the user passed for it; returns the method.
+
+    Example:
+        >>> from thresher import Winnow
+        >>> mark_as_given(Winnow(0.5), 0.5) == Winnow(0.5)
+        True
+    """
     # Not a field: it changes neither equality nor what is shown and saved.
     object.__setattr__(method, "_share_given", given)
     return method
