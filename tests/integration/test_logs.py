@@ -255,3 +255,17 @@ def test_records_read_before_a_step_that_is_made_again_in_parts(read):
         sgd.step()
         sgd.zero_grad()
     assert run.data_map()["times_seen"].tolist() == run.trained.tolist() == [1] * N
+
+
+def test_a_batch_that_is_made_again_in_parts_has_a_loss():
+    """The first attempt is taken back once, so that the batch still counts as trained on."""
+    run, sgd = attached(nn.Linear(4, 3))
+    for x, y in run.loader:
+        sgd.zero_grad()
+        run.criterion(run.model(x), y)
+        str(run.cost)
+        for some, labels in zip(x.chunk(2), y.chunk(2), strict=True):
+            (run.criterion(run.model(some), labels) / 2).backward()
+        str(run.cost)
+        sgd.step()
+        run.state_dict()  # would warn of a batch without a loss

@@ -547,7 +547,8 @@ class StepAccumulator:
         left_out += [
             entry
             for entry in entries
-            if not entry.is_reached
+            if entry not in left_out
+            and not entry.is_reached
             and any(_may_overlap(entry.attribution, other.attribution) for other in reached)
         ]
         for entry in left_out:
