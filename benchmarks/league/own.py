@@ -11,7 +11,6 @@ from typing import Any
 from thresher.methods import parse as parse_settings
 from thresher.methods import split_outside_brackets
 from thresher_lab.tasks.script import Script
-from thresher_lab.training.placebo import placebo_of
 from thresher_lab.training.specs import FORMATS, MethodSpec, parse_methods
 from thresher_lab.training.store import versions
 
@@ -26,17 +25,9 @@ class FileSpec(MethodSpec):
 
     file: str = ""
 
-    def create(self) -> Any:
-        """Returns the method.
-
-        Raises:
-            ValueError: The class has no such setting, or a value is not allowed.
-        """
-        try:
-            method = class_in(self.file, self.name)(**self.given)
-            return placebo_of(method) if self.batch.get("placebo") else method
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.file}:{self.label}: {error}") from error
+    def load(self) -> type:
+        """Returns the class of the method."""
+        return class_in(self.file, self.name)
 
 
 @cache
@@ -81,9 +72,7 @@ def parse(text: str) -> MethodSpec:
     file, _, rest = text.partition(".py:")
     if len(list(split_outside_brackets(rest, ","))) != 1:
         raise ValueError(f"league: give one class after {file}.py, got {rest!r}")
-    name, given = parse_settings(rest)
-    batch = {key: given.pop(key) for key in FORMATS if key in given}
-    spec = FileSpec(name, given, batch, str(Path(f"{file}.py").resolve()))
+    spec = FileSpec(*parse_settings(rest, FORMATS), str(Path(f"{file}.py").resolve()))
     spec.create()
     return spec
 

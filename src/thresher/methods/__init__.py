@@ -22,3 +22,4 @@ from thresher.methods.registry import nearest_name as nearest_name
 from thresher.methods.registry import no_such as no_such
 from thresher.methods.text import parse as parse
 from thresher.methods.text import split_outside_brackets as split_outside_brackets
+from thresher.methods.text import validate_settings as validate_settings

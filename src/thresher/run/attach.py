@@ -37,7 +37,7 @@ from thresher.methods.contract import (
     way_around,
 )
 from thresher.methods.full import FullData
-from thresher.methods.text import parse
+from thresher.methods.text import parse, validate_settings
 from thresher.methods.uniform_rows import UniformRows
 from thresher.methods.winnow import Winnow
 from thresher.observation import OBSERVED, OF_ANY_LOSS
@@ -104,30 +104,14 @@ def _percent(given: str) -> float:
         return float("nan")
 
 
-def _by_name(name: str) -> Any:
+def _by_name(text: str) -> Any:
     """Returns the method of a name, or of a text as on the command line, such as "kakurenbo:max_fraction=0.2"."""
     try:
-        known, settings = parse(name)
-        kind = registry.load(known)
+        name, settings, _ = parse(text)
+        kind = registry.load(name)
+        validate_settings(name, kind, settings)
     except ValueError as error:
         raise ValueError(f"`method`: {error}") from None
-    parameters = inspect.signature(kind).parameters
-    for key in settings:
-        if key not in parameters:
-            raise ValueError(
-                f"`method`: thresher.{kind.__name__} has no setting {key!r}; it has {', '.join(parameters)}"
-            )
-    # A guess would be a method that nobody chose.
-    needed = [
-        one.name
-        for one in parameters.values()
-        if one.default is one.empty and one.name not in settings
-    ]
-    if needed:
-        missing = ", ".join(f"{one}=..." for one in needed)
-        raise ValueError(
-            f"`method`: {name!r} has settings without a default; write thresher.{kind.__name__}({missing})"
-        )
     return kind(**settings)
 
 

@@ -4,14 +4,13 @@ Settings are those of the method and, for methods of the batch stage, the argume
 Methods of several stages are joined by a plus: `prune:scores=el2n.parquet:keep=0.75+selective_backprop:keep=0.67`.
 """
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from thresher import methods
-from thresher.methods import nearest_name, requirements_of
+from thresher.methods import requirements_of
 from thresher_lab.training.placebo import placebo_of
 
 SCORES_SUFFIX = ".parquet"
@@ -105,34 +104,32 @@ class MethodSpec:
         )
         return [path for path in named if path.is_file()]
 
+    def load(self) -> type:
+        """Returns the class of the method.
+
+        Raises:
+            ValueError: No method has this name.
+        """
+        return methods.load(self.name)
+
     def create(self) -> Any:
         """Returns the method.
 
         Raises:
             ValueError: There is no such method or setting, or a value is not allowed; the message lists what is allowed.
         """
-        kind = methods.load(self.name)
-        parameters = inspect.signature(kind).parameters
+        kind = self.load()
         allowed = _batch_settings(kind)
         refused = [key for key in self.batch if key in BATCH_SETTINGS and key not in allowed]
         if refused:
             raise ValueError(
                 f"{self.name} has no setting {refused[0]!r}: `forward_passes` is for methods that select in the batch, and "
-                f"{', '.join(SCORING)} for those that do so by its losses; it has "
-                f"{', '.join((*parameters, *allowed)) or 'none'}"
+                f"{', '.join(SCORING)} for those that do so by its losses"
             )
-        for key, value in self.given.items():
-            if key not in parameters:
-                known = (*parameters, *allowed)
-                near = nearest_name(key, known)
-                question = f"did you mean {near!r}? It" if near else "it"
-                raise ValueError(
-                    f"{self.name} has no setting {key!r}; {question} has {', '.join(known) or 'none'}"
-                )
-            _check_kind(f"{self.name}: `{key}`", value, parameters[key].default)
+        methods.validate_settings(self.name, kind, self.given, allowed)
         _check_batch(self.name, self.batch)
         try:
-            method = methods.create(self.name, **self.given)
+            method = kind(**self.given)
             return placebo_of(method) if self.batch.get("placebo") else method
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.label}: {error}") from error
@@ -323,24 +320,13 @@ def _parse_spec(text: str) -> Spec:
 
 def _parse_method(text: str) -> MethodSpec:
     try:
-        name, settings = methods.parse(text)
+        return MethodSpec(*methods.parse(text, FORMATS))
     except ValueError as error:
         raise ValueError(f"--methods: {error}") from None
-    batch = {key: settings.pop(key) for key in FORMATS if key in settings}
-    return MethodSpec(name, settings, batch)
 
 
 def _stem(value: Any) -> Any:
     return Path(value).stem if isinstance(value, str) and value.endswith(SCORES_SUFFIX) else value
-
-
-def _check_kind(name: str, value: Any, default: Any) -> None:
-    """Checks that a number is given for a number, and True or False for a boolean."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(default, bool) and not isinstance(value, bool):
-        raise ValueError(f"{name} is True or False, got {value!r}")
-    if isinstance(default, int | float) and not isinstance(default, bool) and not number:
-        raise ValueError(f"{name} is a number, got {value!r}")
 
 
 def _batch_settings(method: Any) -> tuple[str, ...]:

@@ -53,6 +53,10 @@ def test_values(text, name, value):
         ("kakurenbo:move_back=no", "kakurenbo: `move_back` is True or False, got 'no'"),
         ("kakurenbo:move_back=0", "kakurenbo: `move_back` is True or False, got 0"),
         ("kakurenbo:refresh=often", "`refresh` must be one of ('eval', 'train'), got 'often'"),
+        (
+            "prune",
+            "prune has settings without a default; write prune:scores=... or Prune(scores=...)",
+        ),
         ("kakurenbo:schedule=5", "kakurenbo:schedule=5: "),
         ("kakurenbo:schedule=((0,1)", "kakurenbo:schedule=((0,1): "),
         ("infobatch,infobatch", "infobatch is given twice"),
@@ -138,8 +142,7 @@ def test_how_a_batch_is_scored_tells_methods_apart():
     ("text", "message"),
     [
         ("kakurenbo:forward_passes=once", "kakurenbo has no setting 'forward_passes': `forward_passes` is for methods that "
-         "select in the batch, and score_every, score_dtype, score_scale for those that do so by its losses; it has "
-         "max_fraction, tau"),
+         "select in the batch, and score_every, score_dtype, score_scale for those that do so by its losses"),
         ("random_backprop:score_every=2", "random_backprop has no setting 'score_every': "),
         ("full:score_every=2", "full has no setting 'score_every': "),
         ("selective_backprop:forward_passes=thrice", "`forward_passes` is one of auto, once, twice, got 'thrice'"),

@@ -195,7 +195,7 @@ def test_a_changed_file_has_a_folder_of_its_own(file, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}:First:kep=1", "unexpected keyword argument 'kep'"),
+        ("{}:First:kep=1", "First has no setting 'kep'; did you mean 'keep'"),
         ("{}", "name the class of the file, as in .*first_rows.py:MyMethod"),
         ("{}:Second", "has no 'Second'; it defines First, NoMethod"),
         ("{}:NoMethod", "NoMethod is not the class of a method, which has a `stage`"),

@@ -84,7 +84,7 @@ def test_a_name_that_is_none_says_which_is_near():
 def test_a_method_with_settings_that_are_needed_is_not_guessed():
     with pytest.raises(
         ValueError,
-        match=r"`method`: 'prune' has settings without a default; write thresher.Prune\(scores=...",
+        match=r"`method`: prune has settings without a default; write prune:scores=... or Prune\(scores=...",
     ):
         attach("prune")
 
@@ -98,7 +98,8 @@ def test_settings_are_written_as_on_the_command_line():
         keep=0.5
     )
     with pytest.raises(
-        ValueError, match="`method`: thresher.Kakurenbo has no setting 'tua'; it has max_fraction, "
+        ValueError,
+        match=r"`method`: kakurenbo has no setting 'tua'; did you mean 'tau'\? It has max_fraction, ",
     ):
         attach("kakurenbo:tua=0.5")
     with pytest.raises(ValueError, match="no method 'kakurembo'"):
