@@ -49,6 +49,7 @@ FLOORS = (
         "permutation",
         "cost",
         "backward_ratio",
+        "comparing",
         "timing",
         "torch_internals",
         "trees",

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thresher.attribution.accumulator import Entry, StepAccumulator
 from thresher.attribution.rows import AttributionError
+from thresher.comparing import same_losses
 from thresher.passes.extra_passes import Beginning, ExtraPasses
 from thresher.torch_internals import next_node
 from thresher.warning import warn
@@ -219,15 +220,7 @@ class Comparison:
         entry.add_up(final=False)
         signals = entry.signals if isinstance(entry.signals, dict) else entry.signals.now()
         loss = signals["loss"].to(repeated.dtype)
-        exact = self._exact and repeated.dtype in (torch.float32, torch.float64)
-        # Half precision rounds to 1e-3 (float16) or 8e-3 (bfloat16), and both passes may round otherwise in each layer.
-        same = torch.isclose(
-            repeated,
-            loss,
-            rtol=1e-3 if exact else 0.05,
-            atol=1e-4 if exact else 1e-2,
-            equal_nan=True,
-        )
+        same = same_losses(repeated, loss, exact=self._exact, atol=(1e-4, 1e-2))
         different = int((~same).sum())
         # After a difference there is nothing left to find out. State is settled before the warning, which a filter may raise.
         trial = self._trial is not None

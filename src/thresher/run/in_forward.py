@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thresher.attribution.attributor import BATCHES_AHEAD
 from thresher.attribution.rows import Attribution, RowLayout
+from thresher.comparing import same_losses
 from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
@@ -267,22 +268,13 @@ class InForward(BatchSelection):
         """
         criterion = self._parts.reader.criterion
         assert criterion is not None
-        if alone is not None:
-            # Fewer rows can take other kernels, and their losses differ in the last digits. Half precision has few digits.
-            exact = losses.dtype in (torch.float32, torch.float64)
-            if not torch.allclose(
-                alone.to(losses.dtype),
-                losses,
-                rtol=1e-3 if exact else 0.05,
-                atol=1e-4,
-                equal_nan=True,
-            ):
-                raise ValueError(
-                    f"criterion {criterion.original!r} returns other losses for {len(losses)} samples of the batch than for "
-                    "the whole batch: the loss of a sample depends on the other samples, as in a contrastive loss. "
-                    "forward_passes='once' trains on the kept rows and would compute another loss. Use forward_passes='twice', "
-                    "or compute the losses of the whole batch yourself and call run.reduce(losses, outputs=...)."
-                )
+        if alone is not None and not same_losses(losses, alone).all():
+            raise ValueError(
+                f"criterion {criterion.original!r} returns other losses for {len(losses)} samples of the batch than for the "
+                "whole batch: the loss of a sample depends on the other samples, as in a contrastive loss. "
+                "forward_passes='once' trains on the kept rows and would compute another loss. Use forward_passes='twice', or "
+                "compute the losses of the whole batch yourself and call run.reduce(losses, outputs=...)."
+            )
         self._compared = True
 
     def _choose_rows(

@@ -18,6 +18,7 @@ from torch.jit import ScriptModule
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
+from thresher.comparing import is_compared
 from thresher.distributed.wrappers import check_wrapping, in_several_processes
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported
 from thresher.subset.side_effects import CONTAINERS, effects_undone, is_library, slots_of
@@ -100,8 +101,7 @@ def is_due(calls: int) -> bool:
     Args:
         calls: Number of calls that used the graphs, this one included.
     """
-    # A power of two has a single bit.
-    return not calls & (calls - 1) or not calls % EVERY
+    return is_compared(calls) or not calls % EVERY
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, get_last_checkpoint
 
 from thresher.attribution.rows import AttributionError
+from thresher.comparing import is_compared
 from thresher.losses.given import GivenLosses
 from thresher.methods.full import FullData
 from thresher.methods.token_selection import TokenSelection
@@ -450,7 +451,7 @@ class Selection(Base):
 
     def _is_compared(self) -> bool:
         """Whether this batch is compared with what the selection assumes of the trainer."""
-        return self.run.epoch == 0 and self._done & (self._done - 1) == 0  # batches 1, 2, 4, 8, ...
+        return self.run.epoch == 0 and is_compared(self._done)
 
     def _has_new_classes(self, inputs: Any) -> bool:
         """Whether a batch to compare has a class that no compared batch had: a loss with class weights may show only there."""
