@@ -20,7 +20,7 @@ from thresher_lab.reproduction.artefact import (
     units_of,
     with_spread,
 )
-from thresher_lab.reproduction.measures import best_of, cost, cpu, lead, metric, steps
+from thresher_lab.reproduction.measures import best_of, cpu, lead, metric, steps
 
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
 WEIGHTS_ROW = "AdaSelection 0.3"
@@ -55,14 +55,10 @@ def gain_over_best(runs: RunsByRow, seed: int, method: str, candidates: Sequence
     return over_rates(runs, seed, method) - best_of(values, runs[FULL_ROW])(seed)
 
 
-def fast_methods(
-    runs: RunsByRow, seed: int, methods: Sequence[str], time: float, *, counted: bool = False
-) -> int:
-    """Returns how many methods take at most a share of the CPU time, or cost, of full training at every rate."""
-    spent = cost if counted else cpu
+def fast_methods(runs: RunsByRow, seed: int, methods: Sequence[str], time: float) -> int:
+    """Returns how many methods take at most a share of the CPU time of full training at every rate."""
     return sum(
-        max(spent(runs, seed, row_name(method, rate)) for rate in RATES) <= time
-        for method in methods
+        max(cpu(runs, seed, row_name(method, rate)) for rate in RATES) <= time for method in methods
     )
 
 
@@ -134,24 +130,29 @@ def _mean_steps(runs: RunsByRow, method: str) -> float:
     return statistics.mean(over_rates(runs, seed, method, steps) for seed in runs[FULL_ROW])
 
 
-def by_rate(measured: RunsByPart, _: PartResults, methods: Sequence[str]) -> list[PageTable]:
+def by_rate(measured: RunsByPart, results: PartResults, methods: Sequence[str]) -> list[PageTable]:
     """Returns metric, CPU time and steps by rate, a table per part."""
-    return [_rates_table(part, runs, methods) for part, runs in measured.items()]
+    return [
+        _rates_table(part, runs, methods, results[part]["metric"])
+        for part, runs in measured.items()
+    ]
 
 
-def _rates_table(part: str, runs: RunsByRow, methods: Sequence[str]) -> PageTable:
+def _rates_table(part: str, runs: RunsByRow, methods: Sequence[str], metric_name: str) -> PageTable:
+    scale = units_of(metric_name)
     rows = [
-        [method, *(_rate_cell(runs, row_name(method, rate)) for rate in RATES)]
+        [method, *(_rate_cell(runs, row_name(method, rate), scale) for rate in RATES)]
         for method in methods
     ]
-    full = 100 * _mean_metric(runs, FULL_ROW)
-    title = f"{part}: metric in hundredths (full training {full:.2f}), CPU time over that of full training, steps"
+    full = scale * _mean_metric(runs, FULL_ROW)
+    unit = "metric in hundredths" if scale == 100 else metric_name
+    title = f"{part}: {unit} (full training {full:.2f}), CPU time over that of full training, steps"
     return PageTable(title, ["rate", *map(str, RATES)], rows)
 
 
-def _rate_cell(runs: RunsByRow, row: str) -> str:
+def _rate_cell(runs: RunsByRow, row: str, scale: float) -> str:
     time = statistics.median(cpu(runs, seed, row) for seed in runs[row])
-    return f"{100 * _mean_metric(runs, row):.2f}, {time:.2f}, {steps(runs, 0, row):.0f}"
+    return f"{scale * _mean_metric(runs, row):.2f}, {time:.2f}, {steps(runs, 0, row):.0f}"
 
 
 # Figure 7 and section 4: beta and the pool

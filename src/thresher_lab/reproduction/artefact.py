@@ -29,16 +29,15 @@ Verdict = Literal["reproduced", "not reproduced", "cannot tell", "not tested"]
 CountedVerdict = Literal["holds by count", "fails by count"]
 """Verdict on a claim whose number is the same with every seed because it is counted; it decides no table or figure."""
 
-VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "not tested", "reproduced")
-"""Verdicts in the order of the page."""
+VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "reproduced", "not tested")
+"""Verdicts from the worst; what cannot be tested hides nothing that can."""
 FULL_ROW = "full"
 POINTS = "points"
-EXCLUDED = "the count excludes the limit"
 FAR = 0.05
 """Distance from the limit at which a claim is decided although all seeds give the same number."""
 FIVE_SEEDS = (0, 1, 2, 3, 4)
 LEAST_RATIO = 1.7
-"""Least cost of a backward pass, in forward passes, at which claims about time are tested: selection saves backward passes."""
+"""Least cost of a backward pass, in forward passes, at which a claim about time can fail: selection saves backward passes."""
 
 
 STRICT = ConfigDict(extra="forbid")
@@ -88,9 +87,9 @@ class Claim:
         counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
         says: Statement of the paper, in our words, with the place. Default "": a condition that our setup must meet before the
             claims mean anything. Claims with the same statement are a row of the paper's page.
-        timed: Whether the number is made of times, so that it needs a backward pass of at least `LEAST_RATIO`. Default False.
+        timed: Whether the number is made of CPU times: if it fails where a backward pass costs less than `LEAST_RATIO`, it is
+            "not tested". Default False.
         note: Remark that stands with the verdict. Default: none.
-        at_most: Function that returns the largest number that the counted passes allow. Default: none.
         unit: Unit of the numbers on the page. Default: "points", in which a part whose metric is a loss is not measured.
     """
 
@@ -104,7 +103,6 @@ class Claim:
     says: str = ""
     timed: bool = False
     note: str = ""
-    at_most: SeedValue | None = None
     unit: str = POINTS
 
     def part_of(self, parts: Collection[str]) -> str:
@@ -118,7 +116,7 @@ class Claim:
         """Judges the claim by the runs of some seeds.
 
         Returns:
-            claim (its text), says, mean, ci95, above, scale, unit, note, at_most, seeds_needed and verdict; "cannot tell" where a
+            claim (its text), says, mean, ci95, above, scale, unit, note, seeds_needed and verdict; "cannot tell" where a
             value is not finite, and where all are the same and close to the limit: an interval without width is None. Counts are
             then judged as such.
         """
@@ -151,19 +149,11 @@ class Claim:
                 if self.part_of(measured) in ("", part)
             ]
             ratio = min(run["cost"]["backward_to_forward"] for run in full)
-            if ratio < LEAST_RATIO:
+            if ratio < LEAST_RATIO and verdict == "not reproduced":
                 result["verdict"] = "not tested"
-            result["note"] = _joined(self.note, f"backward pass: {ratio:.2f} forward passes")
-        if self.at_most:
-            allowed = fmean(self.at_most(measured, seed) for seed in seeds)
-            result["at_most"] = allowed
-            if allowed <= self.above:
-                result |= {"verdict": "not tested", "note": _joined(result["note"], EXCLUDED)}
+            passes = f"backward pass: {ratio:.2f} forward passes"
+            result["note"] = f"{self.note}; {passes}" if self.note else passes
         return result
-
-
-def _joined(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
 
 
 def judged(paired: Paired, above: float) -> Verdict:
@@ -267,6 +257,28 @@ class Artefact:
     remark: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
 
 
+def judge_all(
+    claims: Sequence[Claim], measured: RunsByPart, seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Judges claims; those about a part are "not tested" where a condition on it, or on all parts together, does not hold."""
+    results = [claim.judge(measured, seeds) for claim in claims]
+    parts = [claim.part_of(measured) for claim in claims]
+    unmet = {
+        part
+        for part, result in zip(parts, results, strict=True)
+        if not result["says"] and result["verdict"] != "reproduced"
+    }
+    if "" in unmet:
+        unmet.update(parts)
+    elif unmet:
+        unmet.add("")  # what is about all parts together needs the conditions of each
+    reason = "a condition of the setup does not hold"
+    return [
+        untested([result], reason)[0] if part in unmet else result
+        for part, result in zip(parts, results, strict=True)
+    ]
+
+
 def untested(claims: Sequence[Mapping[str, Any]], note: str) -> list[dict[str, Any]]:
     """Returns judged claims, those of the paper as not tested, with the reason as a clause."""
     return [
@@ -278,8 +290,8 @@ def untested(claims: Sequence[Mapping[str, Any]], note: str) -> list[dict[str, A
 def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
     """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not.
 
-    Conditions of the setup and verdicts by count decide nothing; "cannot tell" where there are only counts, "not tested" without
-    a claim of the paper.
+    Conditions of the setup, verdicts by count and claims that were not tested decide nothing beside others; "cannot tell" where
+    there are only counts, "not tested" without a claim of the paper.
 
     Args:
         claims: Results of `Claim.judge`.
@@ -422,9 +434,7 @@ def reproduce(
         else one
         for one in artefact.claims
     ]
-    claims = [claim.judge(measured, artefact.seeds) for claim in claims]
-    if any(claim["verdict"] != "reproduced" for claim in claims if not claim["says"]):
-        claims = untested(claims, "a condition of the setup does not hold")
+    claims = judge_all(claims, measured, artefact.seeds)
     make = artefact.tables
     tables = [
         asdict(one)

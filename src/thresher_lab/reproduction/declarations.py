@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from thresher_lab.reproduction import measures
 from thresher_lab.reproduction.artefact import Artefact, RunsByPart, SeedValue
 
-GIVEN_BY_CALLER = {"measure": 2, "at_most": 2, "tables": 2, "pictures": 1, "remark": 1}
+GIVEN_BY_CALLER = {"measure": 2, "tables": 2, "pictures": 1, "remark": 1}
 """Keys that name a function, with the number of arguments that the file does not give: the runs and others."""
 ARTEFACT = TypeAdapter(Artefact)
 Declaration = Mapping[str, Any]
@@ -120,17 +120,14 @@ def _claims(
     *,
     text: str,
     measure: Declaration,
-    at_most: Declaration | None = None,
     parts: Sequence[str] = (),
     **given: Any,
 ) -> list[dict[str, Any]]:
     """Returns the claim, or one per part that it is about, whose name its text then begins with."""
-    numbers = {"value": _function(functions, "measure", **measure)}
-    if at_most:
-        numbers["at_most"] = _function(functions, "at_most", **at_most)
+    value = _function(functions, "measure", **measure)
 
     def about(part: str) -> dict[str, Any]:
-        return {**given, **{key: _of_part(value, part) for key, value in numbers.items()}}
+        return {**given, "value": _of_part(value, part)}
 
     if not parts:
         return [{**about(names[0] if len(names) == 1 else ""), "text": text}]

@@ -76,7 +76,11 @@ def at_full_size(
         command.append("--smoke")
     elif settings.data.task not in OWN_DATA:
         command += ["--data", "DIR"]
-    size = f"a smoke test of `{recipe}`" if smoke else f"at full size with `{recipe}`"
+    size = f"at full size with `{recipe}`"
+    if settings.data.task in OWN_DATA:
+        size = f"with our recipe `{recipe}`"  # the paper names neither network nor data
+    if smoke:
+        size = f"a smoke test of `{recipe}`"
     texts = {
         "name": f"{artefact.name}@{recipe}{'-smoke' * smoke}",
         "paper": f"{artefact.paper}, {size}",

@@ -132,8 +132,15 @@ def rank_change(runs: RunsByRow, seed: int) -> float:
     It is NaN where as many samples of each class are hidden, so that classes have no order.
     """
     history = runs[HIDING_ROW][seed]["history"]
-    early, late = (rankdata(history[at]["hidden_by_class"]) for at in (len(history) // 3, -1))
-    return 1 - float(np.corrcoef(early, late)[0, 1]) if np.ptp(early) and np.ptp(late) else math.nan
+    early, late = (history[at]["hidden_by_class"] for at in (len(history) // 3, -1))
+    return 1 - _rank_correlation(early, late)
+
+
+def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Returns Spearman's correlation; NaN where the values of one are all equal."""
+    if not (np.ptp(one) and np.ptp(other)):
+        return math.nan
+    return float(np.corrcoef(rankdata(one), rankdata(other))[0, 1])
 
 
 def class_shift(runs: RunsByRow, seed: int) -> float:
@@ -204,6 +211,12 @@ def below_hidden(runs: RunsByRow, seed: int) -> float:
     """Returns the mean share hidden minus the mean share of time saved, over the epochs that hide."""
     hidden = [entry["actual_fraction"] for entry in runs[HIDING_ROW][seed]["history"]]
     return statistics.mean(hidden[1:]) - statistics.mean(saved_time(runs, seed)[1:])
+
+
+def follows_hidden(runs: RunsByRow, seed: int) -> float:
+    """Returns the rank correlation of the shares hidden and of the time saved, over the epochs that hide."""
+    hidden = [entry["actual_fraction"] for entry in runs[HIDING_ROW][seed]["history"]]
+    return _rank_correlation(hidden[1:], saved_time(runs, seed)[1:])
 
 
 def figure_3(measured: RunsByPart, _: PartResults) -> list[PageTable]:

@@ -44,13 +44,6 @@ def cpu_saved(runs: RunsByRow, seed: int, row: str, over: str) -> float:
     return cpu(runs, seed, over) - cpu(runs, seed, row)
 
 
-def count_saved(runs: RunsByRow, seed: int, row: str, over: str) -> float:
-    """Returns the share of the cost of full training that a row saves over another by its passes, those for scores left out."""
-    costs = [runs[name][seed]["cost"] for name in (over, row)]
-    more, less = (counts["ratio"] - counts.get("scores_ratio", 0.0) for counts in costs)
-    return more - less
-
-
 def cost(runs: RunsByRow, seed: int, row: str, backward_to_forward: float | None = None) -> float:
     """Returns the counted cost of a row, as a share of full training.
 

@@ -18,17 +18,18 @@ from thresher_lab.training.files import markdown_table
 INDEX_HEAD = """# Which results of the papers reproduce
 
 `thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and these pages. Small
-networks and small data stand for those of the papers, at the scale of two CPU cores; "at full size" is a recipe, with the
-network, data and epochs that it gives. A claim that does not reproduce here may still hold at the scale of the paper."""
+networks and small data stand for those of the papers, at the scale of two CPU cores; "at full size" is a recipe with the
+network, data and epochs of the paper, "our recipe" one whose paper does not give them. A claim that does not reproduce here
+may still hold at the scale of the paper."""
 INDEX_COLUMNS = ["paper", "does it hold?", "tables and figures", "main sentences", "side sentences"]
 RULES = f"""Each claim is a number, measured with each seed, that should be above a limit; points are hundredths of the metric. It is
 **reproduced** if the whole 95 % interval of the mean is above the limit, and **not reproduced** if all of it is below.
 Otherwise these seeds **cannot tell**; the number of seeds that it needs would decide in four of five repetitions, if mean and
 spread are as measured. A count of passes that is the same with every seed **holds by count** or **fails by count**, and decides
-no table. A claim is **not tested** if a condition of our setup does not hold. Claims about time have two: selection saves
-backward passes, so one must cost at least {LEAST_RATIO} forward passes, and the limit must be below the saving that the counted
-passes allow, which stands with it. A table has the worst verdict of its claims. A sentence of a paper counts once however often
-it is tested, with the worst verdict of those set-ups that test it."""
+no table. A claim is **not tested** if a condition of our setup does not hold. Claims about time are judged by CPU time, unless they
+name a count. Selection saves backward passes: where one costs less than {LEAST_RATIO} forward passes, a claim about time that fails is
+not tested, and one that holds counts. A table has the worst verdict of its claims that are tested. A sentence of a paper counts
+once however often it is tested, with the worst verdict of those set-ups that test it."""
 TABLES_NOTE = """The tables say how many optimizer steps each row takes: not all have as many as full training. A method that
 chooses in the batch trains either on batches that are **filled up** with the rows kept of several batches, in fewer steps, or
 on smaller batches **as selected**, in as many steps. On small tasks, this can be worth more than the choice of the rows."""
@@ -188,7 +189,7 @@ def _said(group: Sentence) -> str:
 
 
 def _cell(group: Sentence, words: Callable[[Sentence], str]) -> str:
-    """Returns the words on the results of the stand-in, and on those at full size or on another task."""
+    """Returns the words on the results of the stand-in, and on those with a recipe or on another task."""
     places: dict[str, list[Judged]] = {}
     for judged in group:
         places.setdefault(_trained_on(judged[0]), []).append(judged)
@@ -200,7 +201,9 @@ def _trained_on(found: Mapping[str, Any]) -> str:
     _, at, name = found["name"].partition("@")
     if not at:
         return ""
-    return f"on `{name}` " if found["parts"][0]["task"] == name else "at full size "
+    if found["parts"][0]["task"] == name:
+        return f"on `{name}` "
+    return "at full size " if "at full size" in found["paper"] else "with our recipe "
 
 
 def _counted(group: Sentence) -> str:
@@ -313,10 +316,7 @@ def _figure(claim: Mapping[str, Any]) -> str:
 
 
 def _limit(claim: Mapping[str, Any]) -> str:
-    limit = f"{claim['scale'] * claim['above']:+g}"
-    if claim.get("at_most") is None:
-        return limit
-    return f"{limit} (the count allows {claim['scale'] * claim['at_most']:+.1f})"
+    return f"{claim['scale'] * claim['above']:+g}"
 
 
 def _counts(verdicts: Iterable[str]) -> str:

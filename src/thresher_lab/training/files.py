@@ -338,7 +338,6 @@ class JudgedClaim(JsonFile):
         seeds_needed: Number of seeds that would decide a claim that these seeds cannot; None where more than 1,000 would.
         note: Condition of the setup that the claim depends on, as a clause; "" if there is none.
         unit: Unit of the numbers on the page.
-        at_most: Largest number that the counted passes allow; None if there is none.
     """
 
     claim: str
@@ -351,7 +350,6 @@ class JudgedClaim(JsonFile):
     seeds_needed: int | None = None
     note: str = ""
     unit: str = ""
-    at_most: float | None = None
 
 
 class Picture(JsonFile):

@@ -5,6 +5,7 @@ import itertools
 import math
 import re
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,6 @@ from thresher_lab.reproduction import (
     selective_backprop,
 )
 from thresher_lab.reproduction.artefact import (
-    EXCLUDED,
     FILLED_BATCHES,
     FIVE_SEEDS,
     FULL_BATCHES,
@@ -35,6 +35,7 @@ from thresher_lab.reproduction.artefact import (
     ArtefactPart,
     Claim,
     batches_of,
+    judge_all,
     judged,
     overall,
     specs_of,
@@ -81,7 +82,7 @@ def folder(tmp_path_factory):
 def entry(epoch, seed):
     return {
         "accuracy": 0.5 + 0.02 * epoch,
-        "cpu_s": epoch + 1.0 + 0.01 * seed,
+        "cpu_s": 0.4 * epoch + 0.001 * epoch**2,
         "cost": epoch / EPOCHS,
         "easy_share": epoch / EPOCHS,
         "loss_histogram": [edge + epoch for edge in range(len(LOSS_BINS) - 1)],
@@ -272,58 +273,63 @@ def with_ratios(**ratios):
     ("part", "ratios", "verdict", "printed"),
     [
         ("", {"a": 1.69}, "not tested", "1.69"),
-        ("", {"a": 1.7}, "reproduced", "1.70"),
+        ("", {"a": 1.7}, "not reproduced", "1.70"),
         ("", {"a": 2.0, "b": 0.81}, "not tested", "0.81"),
-        ("a: ", {"a": 2.0, "b": 0.81}, "reproduced", "2.00"),
+        ("a: ", {"a": 2.0, "b": 0.81}, "not reproduced", "2.00"),
     ],
 )
-def test_time_is_judged_where_a_backward_pass_costs_enough(part, ratios, verdict, printed):
+def test_a_claim_about_time_fails_where_a_backward_pass_costs_enough(
+    part, ratios, verdict, printed
+):
     values = (1.0, 1.1, 0.9)
-    claim = Claim(f"{part}it takes less time", lambda _, seed: values[seed], timed=True)
+    claim = Claim(f"{part}it takes less time", lambda _, seed: values[seed], above=2.0, timed=True)
     found = claim.judge(with_ratios(**ratios), (0, 1, 2))
     assert LEAST_RATIO == 1.7 and (found["verdict"], found["note"]) == (
         verdict,
         f"backward pass: {printed} forward passes",
     )
     assert found["mean"] == 1.0 and found["ci95"]
-    noted = Claim(claim.text, claim.value, timed=True, note="ours").judge(
-        with_ratios(**ratios), (0, 1, 2)
-    )
-    assert noted["note"] == f"ours; backward pass: {printed} forward passes"
-    counted = Claim("it takes fewer passes", lambda _, seed: values[seed]).judge(
-        with_ratios(**ratios), (0, 1, 2)
-    )
-    assert counted["verdict"] == "reproduced" and counted["note"] == ""
+    for above, expected in ((0.5, "reproduced"), (1.0, "cannot tell")):
+        noted = replace(claim, above=above, note="ours").judge(with_ratios(**ratios), (0, 1, 2))
+        assert noted["verdict"] == expected
+        assert noted["note"] == f"ours; backward pass: {printed} forward passes"
+    counted = replace(claim, timed=False).judge(with_ratios(**ratios), (0, 1, 2))
+    assert counted["verdict"] == "not reproduced" and counted["note"] == ""
 
 
-def test_a_limit_that_the_count_excludes_is_not_tested():
-    values = (0.2, 0.21, 0.19)
-    claim = Claim(
-        "saved", lambda _, seed: values[seed], above=0.195, at_most=lambda *_: 0.129, note="ours"
-    )
-    found = claim.judge({}, (0, 1, 2))
-    assert (found["verdict"], found["note"]) == ("not tested", f"ours; {EXCLUDED}")
-    assert found["at_most"] == pytest.approx(0.129)
-    allowed = Claim("saved", claim.value, above=0.1, at_most=claim.at_most).judge({}, (0, 1, 2))
-    assert (allowed["verdict"], allowed["note"]) == ("reproduced", "")
+@pytest.mark.parametrize(
+    ("condition", "tested"),
+    [("a: it can tell", {"b: it gains"}), ("they can tell", set()), (None, {"a", "b", "both"})],
+)
+def test_a_condition_blocks_the_claims_about_its_part(condition, tested):
+    texts = ["a: it gains", "b: it gains", "both gain"]
+    claims = [
+        Claim(text, lambda _, seed: 1 + 0.1 * seed, says="Table 1: it gains") for text in texts
+    ]
+    if condition:
+        claims.append(Claim(condition, lambda _, seed: -1 - 0.1 * seed))
+    found = judge_all(claims, {"a": {}, "b": {}}, (0, 1, 2))
+    assert [one["claim"] for one in found] == [claim.text for claim in claims]
+    reproduced = {one["claim"] for one in found if one["verdict"] == "reproduced"}
+    assert reproduced == (tested if condition else set(texts))
+    assert [one["verdict"] for one in found[3:]] == ["not reproduced"] * (condition is not None)
 
 
-def test_each_limit_on_a_saving_has_what_the_count_allows():
-    for artefact in ARTEFACTS.values():
-        for claim in artefact.claims:
-            saves = "time" in claim.text and ("saved" in claim.text or "takes less" in claim.text)
-            compares = "is saved than samples" in claim.text
-            assert (claim.at_most is not None) == (
-                (saves and not compares) or "save at least" in claim.text
-            ), claim.text
+def test_time_follows_the_trend_of_what_is_hidden():
+    def runs(*seconds):
+        times = itertools.accumulate(seconds)
+        history = [
+            {"actual_fraction": hidden, "cpu_s": time}
+            for hidden, time in zip((0.0, 0.1, 0.3, 0.2), times, strict=True)
+        ]
+        full = [{"cpu_s": 1.0 + at} for at in range(4)]
+        return {
+            FULL_ROW: {0: {"history": full}},
+            kakurenbo.HIDING_ROW: {0: {"history": history}},
+        }
 
-
-def test_passes_for_scores_take_no_time_of_the_training():
-    runs = {
-        "full": {0: {"cost": {"ratio": 1.0}}},
-        "pruned": {0: {"cost": {"ratio": 1.125, "scores_ratio": 0.375}}},
-    }
-    assert measures.count_saved(runs, 0, "pruned", "full") == 0.25
+    assert kakurenbo.follows_hidden(runs(0.1, 0.95, 0.8, 0.9), 0) == pytest.approx(1)
+    assert kakurenbo.follows_hidden(runs(0.1, 0.8, 0.95, 0.9), 0) == pytest.approx(-1)
 
 
 def test_the_lead_of_a_row_is_over_the_best_other():
@@ -365,7 +371,7 @@ def test_claims_about_times_say_so():
                 "time" in claim.text.split() or "(CPU time)" in claim.text or "sooner" in claim.text
             )
             assert claim.timed == measures_time, claim.text
-    assert len(timed) == 20
+    assert len(timed) == 21
 
 
 def test_the_page_of_adaselection_begins_with_late_selection():
@@ -399,6 +405,11 @@ def test_each_claim_says_what_the_paper_says_and_where():
                 r"(Table \d|[CD]\.\d|Appendix [DE]|Section [14]|Figure \d|Abstract|Analysis|Conclusion|\([a-f]\))",
                 text,
             ), text
+
+
+def test_what_is_not_tested_hides_nothing():
+    for verdict in ("reproduced", "cannot tell", "not reproduced"):
+        assert overall(judged_as("not tested", verdict)) == verdict
 
 
 def test_counts_decide_no_table():
@@ -512,6 +523,16 @@ def test_ranks_of_adaselection_are_over_the_rates():
         for rate in ada_selection.RATES
     }
     assert ada_selection.mean_ranks(measured, methods) == [1, 2, 3, 4]
+
+
+def test_rates_of_a_loss_are_not_in_hundredths():
+    methods = [FULL_ROW]
+    runs = {FULL_ROW: {0: {"metric": {"value": -3.5}, "cpu_s": 1.0, "cost": {"steps": 9}}}}
+    [loss] = ada_selection.by_rate({"line": runs}, {"line": {"metric": "-loss"}}, methods)
+    assert loss.title.startswith("line: -loss (full training -3.50)")
+    assert loss.rows[0][1] == "-3.50, 1.00, 9"
+    [share] = ada_selection.by_rate({"line": runs}, {"line": {"metric": "r2"}}, methods)
+    assert share.title.startswith("line: metric in hundredths (full training -350.00)")
 
 
 def test_selectors_that_train_on_the_same_rows_are_named(folder):

@@ -13,6 +13,8 @@ from thresher_lab.reproduction import ARTEFACTS
 from thresher_lab.reproduction.artefact import FIVE_SEEDS, Claim, specs_of
 from thresher_lab.reproduction.full_size import at_full_size, on_task, plan, with_settings_of
 
+OURS = ("adaselection-line", "adaselection-bike")
+"""Recipes whose paper gives neither network nor data."""
 PAIRS = [(artefact, recipe) for artefact in ARTEFACTS.values() for recipe in artefact.recipes][
     :: depth(5, 1)
 ]
@@ -46,7 +48,9 @@ def test_each_recipe_trains_its_part_with_at_least_one_claim(artefact, recipe):
         f"{artefact.name}@{recipe}",
         f"{artefact.name}@{recipe}-smoke",
     )
-    assert found.paper == f"{artefact.paper}, at full size with `{recipe}`"
+    size = "with our recipe" if recipe in OURS else "at full size with"
+    assert found.paper == f"{artefact.paper}, {size} `{recipe}`"
+    assert not any("all ten" in claim.says for claim in found.claims)
 
 
 def test_a_row_drops_the_largest_losses_only_where_it_says_so():
@@ -136,6 +140,16 @@ def test_the_batch_is_in_the_command_and_in_the_task():
     assert found.command.endswith("--recipe wrn-28-10 --batch-size 64 --accumulate 16 --data DIR")
     task: Any = task_of(found.parts[0].task)
     assert (task.settings.batch.size, task.settings.batch.step) == (64, 1024)
+
+
+def test_every_recipe_of_adaselection_trains_the_figures_by_rate():
+    recipes = {name for name in recipe_names() if name.startswith("adaselection-")}
+    assert recipes == ARTEFACTS["adaselection-rates"].recipes.keys() and len(recipes) == 6
+
+
+def test_the_page_of_the_recipes_counts_tables_and_figures():
+    page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
+    assert f"makes all {len(ARTEFACTS)} artifacts" in page
 
 
 def test_hours_and_hardware_are_on_the_page_of_the_recipes():
