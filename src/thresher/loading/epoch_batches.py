@@ -3,7 +3,6 @@
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,6 +62,7 @@ class ArrayBatches:
         rows: int = 0,
     ) -> None:
         self._make = make
+        self._epoch: Epoch | None = None
         self._size = size
         self._candidates = candidates
         self._smaller = smaller
@@ -80,9 +80,15 @@ class ArrayBatches:
         self.weights: Tensor | None = None
         """Weights of the samples; see `Epoch`."""
 
-    @cached_property
+    @property
     def epoch(self) -> Epoch:
-        """The arrays of the epoch."""
+        """The arrays of the epoch, made at the first call."""
+        # Not a cached property: in Python 3.11 these share a lock, and ranks that are threads wait for each other here.
+        if self._epoch is None:
+            self._epoch = self._begin()
+        return self._epoch
+
+    def _begin(self) -> Epoch:
         epoch = self._make()
         self._finish = epoch.finish
         self._number = batch_at(epoch.ends, self.rows)
@@ -104,7 +110,7 @@ class ArrayBatches:
 
     def release(self) -> None:
         """Frees the arrays, because the epoch is over; a loader may still ask for a batch after the last one."""
-        vars(self).pop("epoch", None)
+        self._epoch = None
 
     def finish(self) -> None:
         """Draws, once, what the sampler draws at the end of its ids."""
