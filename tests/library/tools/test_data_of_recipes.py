@@ -1,4 +1,4 @@
-"""The tools that make data for recipes: drawn fractals, and the files of DeepCAM as the recipe reads them."""
+"""The tools that make data for recipes: drawn atoms, and the files of DeepCAM as the recipe reads them."""
 
 import sys
 from contextlib import contextmanager
@@ -6,39 +6,34 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from PIL import Image
-from tools import deepcam, fractals
+from tools import deepcam, visual_atoms
 
 from thresher_lab.recipes.datasets import ArrayDataset, _pairs
 
 
-def test_points_of_known_maps_lie_on_their_attractor():
-    """The Sierpinski triangle: a point lies in one of three half-size copies, and none in the middle."""
-    half = [[0.5, 0, 0, 0.5, e, f] for e, f in ((0, 0), (0.5, 0), (0, 0.5))]
-    points = fractals.draw_points(np.array(half), 5_000, np.random.default_rng(0))
-    assert (
-        points.shape == (5_000, 2) and (points > -1e-5).all() and (points.sum(1) < 1 + 1e-5).all()
-    )
-    for _ in range(
-        6
-    ):  # the inverse of the map that a point comes from leads to a point of the attractor again
-        points = 2 * points - (points >= 0.5)
-        assert (points.sum(1) < 1 + 1e-3).all()
-
-
-def test_maps_without_an_attractor_have_no_cells():
-    grows = np.array([[2.0, 0, 0, 2.0, 1, 1]])
-    assert (
-        fractals.cells_of(fractals.draw_points(grows, 5_000, np.random.default_rng(0)), 32) is None
-    )
+def test_an_atom_is_a_closed_wave_on_orbits():
+    """Without waves and noise it is an ellipse; two images of a class differ in place and size alone."""
+    circle = visual_atoms.Atom(frequencies=(0, 0), oval=(1, 2), orbits=1, corners=400, noise=0)
+    drawn = np.asarray(circle.draw(200, np.random.default_rng(0)))
+    rows, columns = drawn.nonzero()
+    assert np.ptp(rows) / np.ptp(columns) == pytest.approx(2, rel=0.05)
+    inside = drawn[rows.min() + np.ptp(rows) // 2, columns.min() + np.ptp(columns) // 2]
+    assert inside == 0 and len(rows) < 1500
+    more = visual_atoms.Atom(frequencies=(0, 0), oval=(1, 2), orbits=5, corners=400, noise=0)
+    assert (np.asarray(more.draw(200, np.random.default_rng(0))) > 0).sum() > 2 * len(rows)
+    waves = visual_atoms.Atom(frequencies=(5, 5), oval=(1, 1), orbits=1, corners=400, noise=0)
+    bent = np.stack(np.asarray(waves.draw(200, np.random.default_rng(0))).nonzero())
+    distance = np.linalg.norm(bent - bent.mean(1, keepdims=True), axis=0)
+    assert distance.max() / distance.min() == pytest.approx(3, rel=0.15)
 
 
 def test_classes_fill_pictures_and_do_not_depend_on_how_many_there_are(tmp_path):
-    fractals.write(tmp_path / "two", classes=2, images=4, size=32)
-    fractals.write(tmp_path / "one", classes=1, images=4, size=32)
+    visual_atoms.write(tmp_path / "two", classes=2, images=4, size=32)
+    visual_atoms.write(tmp_path / "one", classes=1, images=4, size=32)
     paths = sorted((tmp_path / "two" / "train").rglob("*.png"))
     assert [path.parent.name for path in paths] == ["00000"] * 4 + ["00001"] * 4
     images = [np.asarray(Image.open(path)) for path in paths]
-    assert all(image.shape == (32, 32) and set(np.unique(image)) == {0, 255} for image in images)
+    assert all(image.shape == (32, 32) and 0 < image.mean() < 255 for image in images)
     assert not np.array_equal(images[0], images[1]) and not np.array_equal(images[0], images[4])
     again = [
         np.asarray(Image.open(path)) for path in sorted((tmp_path / "one" / "train").rglob("*.png"))
@@ -50,9 +45,11 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     (tmp_path / "train" / "00000").mkdir(parents=True)
     (tmp_path / "00001.partial").mkdir()
     monkeypatch.setattr(
-        sys, "argv", ["fractals", str(tmp_path), "--classes", "2", "--images", "3", "--size", "32"]
+        sys,
+        "argv",
+        ["visual_atoms", str(tmp_path), "--classes", "2", "--images", "3", "--size", "32"],
     )
-    fractals.main()
+    visual_atoms.main()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train"]
     assert [len(list((tmp_path / "train" / name).iterdir())) for name in ("00000", "00001")] == [
         0,
