@@ -169,7 +169,7 @@ class Comparison:
         """Ends the comparison: the loop changed its batch in place, while extra passes get the unchanged batch."""
         self._times = 0
         self._stop()
-        # A `forward` of the user's does what the loop does with the batch, and a trial concerns nobody yet: no warning.
+        # A `forward` of the user's does what the loop does with the batch. Nothing depends on the trial yet, so do not warn.
         if self._trial is None and self._passes.is_plain:
             warn(
                 "The loop changes its batches in place before it computes a loss, but the run's own forward passes get the "

@@ -16,7 +16,7 @@ SEEDS = 256
 """Number of steps whose seeds are made together; one by one they would take longer than the choice itself."""
 
 
-# Any number would do: a method that keeps rows by chance knows the answer for none.
+# Any number works. A method that keeps rows at random cannot tell for any number.
 FEW = 8
 """Number of rows for which a method is asked how many it keeps."""
 

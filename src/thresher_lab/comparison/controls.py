@@ -27,7 +27,7 @@ METHODS_WITHOUT_CONTROLS = ("full", "uniform")
 
 @dataclass(frozen=True)
 class ControlKind:
-    """Everything that is said and drawn of one kind of control.
+    """How a kind of control is named and drawn.
 
     Attributes:
         words: Its name in tables and sentences.

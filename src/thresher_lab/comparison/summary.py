@@ -49,7 +49,7 @@ def sentences_on_times(results: Mapping[str, Any]) -> list[str]:
 
     Example:
         >>> sentences_on_times({"runs": [{"busy": True}, {"busy": False}, {}], "summary": []})
-        ['Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores.']
+        ['The machine was busy, so all times, including CPU times, are unreliable: in 1 of 3 runs, its load exceeded its cores.']
     """
     blank = any(row["wall_ratio"] is None for row in results["summary"])
     return times_of_busy_machine(results) + ([WALL_LEFT_BLANK] if blank else [])
@@ -69,7 +69,8 @@ def times_of_busy_machine(results: Mapping[str, Any]) -> list[str]:
     if not busy:
         return []
     return [
-        f"Times, of the CPU too, were measured on a busy machine: in {busy} of {len(each)} runs, its load was above its cores."
+        f"The machine was busy, so all times, including CPU times, are unreliable: in {busy} of {len(each)} runs, its load "
+        "exceeded its cores."
     ]
 
 
@@ -111,9 +112,9 @@ def left_out_sentence(one: Mapping[str, str]) -> str:
 
     Example:
         >>> left_out_sentence({"method": "prune", "control": "placebo", "why": "Prune decides before training"})
-        'Left out is the control placebo of prune. Prune decides before training.'
+        'Skipped the placebo control of prune: Prune decides before training.'
     """
-    return f"Left out is the control {one['control']} of {one['method']}. {one['why'].rstrip('.')}."
+    return f"Skipped the {one['control']} control of {one['method']}: {one['why'].rstrip('.')}."
 
 
 def margin_of(runs: Sequence[RunDict]) -> float:
@@ -390,7 +391,7 @@ def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
 
 
 def _at_cost(kind: str, cost: float) -> str:
-    """Returns what a control costs beside its method; none but a placebo costs more than full training."""
+    """Returns the cost of a control compared with its method. Only a placebo may cost more than full training."""
     if kind == SAME_TIME:
         return ""
     if kind != "placebo" and round(cost, 3) > 1:
@@ -451,7 +452,7 @@ def forms(results: Mapping[str, Any]) -> tuple[Callable[[float], str], Callable[
 
 
 SAVES = 0.99
-"""Cost above which a method is not said to save anything."""
+"""Largest cost that counts as a saving."""
 SIMPLEST = (SAME_TIME, "shorter", "smaller", "fewer", "uniform")
 """Controls that can take the place of a method, the simplest first."""
 MOST_SENSIBLE = 30

@@ -79,9 +79,7 @@ class Store:
                 self._path, Manifest, f"Give another --out, or delete the folder {folder}"
             )
         elif any(self.runs.glob("*.json")):
-            raise ValueError(
-                f"--out {folder} holds runs, and no {MANIFEST} that says of what; give another folder"
-            )
+            raise ValueError(f"--out {folder} contains runs but no {MANIFEST}; give another folder")
         for name, value in identity.items():
             held = self._manifest.get(name, DEFAULTS.get(name))
             if not _is_same(name, held, value):

@@ -223,9 +223,9 @@ def test_what_a_method_cannot_have_is_left_out_of_the_default_controls_and_said(
     )
     assert done.returncode == 0, done.stderr
     said = [
-        "Left out is the control placebo of random_backprop:keep=0.02. RandomBackprop chooses without losses or scores: there "
+        "Skipped the placebo control of random_backprop:keep=0.02: RandomBackprop chooses without losses or scores: there "
         "is nothing to permute.",
-        "Left out is the control smaller of random_backprop:keep=0.02. An epoch has 2 batches, and 2 of its 128 samples are "
+        "Skipped the smaller control of random_backprop:keep=0.02: An epoch has 2 batches, and 2 of its 128 samples are "
         "chosen, fewer than two per batch, which BatchNorm needs: the smallest share is 0.0313. Give the loader larger "
         "batches, raise the share, or leave out whole steps (spend=steps).",
     ]

@@ -274,10 +274,10 @@ def test_progress_without_a_control(terminal):
         watcher.finished(Job.of(MethodSpec("full"), 0), RUN, reused=True)
     text = console.file.getvalue()
     assert (
-        "Left out is the control placebo of random_backprop. RandomBackprop chooses without losses.\n"
+        "Skipped the placebo control of random_backprop: RandomBackprop chooses without losses.\n"
         in text
     )
-    assert "Left out is the control smaller of m. Less than one row a batch.\n" in text
+    assert "Skipped the smaller control of m: Less than one row a batch.\n" in text
     assert "[1/2] full, seed 0" in text
 
 

@@ -319,7 +319,10 @@ def test_a_control_that_diverged_is_no_control():
     [
         ([{}, {"busy": None}], ""),
         ([{}, {"busy": False}], ""),
-        ([{"busy": False}, {"busy": True}], "on a busy machine: in 1 of 2 runs, its load"),
+        (
+            [{"busy": False}, {"busy": True}],
+            "The machine was busy, so all times, including CPU times, are unreliable: in 1 of 2 runs",
+        ),
     ],
 )
 def test_wall_times_of_a_busy_machine_are_flagged(runs, said):

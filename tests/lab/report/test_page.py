@@ -97,7 +97,7 @@ def test_controls_are_named_and_so_is_what_was_left_out():
         "Indented rows are controls of the same cost: random (uniform) and fewer epochs (shorter)."
         in text
     )
-    assert f"Left out is the control placebo of {HOSTILE}. it has no signals." in text
+    assert f"Skipped the placebo control of {HOSTILE}: it has no signals." in text
     alone, _ = comparison(controls=False)
     assert "Indented rows" not in render_page(alone, {})
 
@@ -188,7 +188,7 @@ def test_samples_that_the_runs_have_shown_are_on_the_page():
 
 def test_times_of_a_busy_machine_are_in_the_note():
     results, _ = comparison(seeds=(0,), controls=False)
-    said = "Times, of the CPU too, were measured on a busy machine: in 1 of 3 runs, its load was above its cores."
+    said = "The machine was busy, so all times, including CPU times, are unreliable: in 1 of 3 runs, its load exceeded its cores."
     for busy in (None, False, True):
         results["runs"][1]["busy"] = busy
         seen = Seen(render_page(results, {}))

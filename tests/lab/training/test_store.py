@@ -149,7 +149,7 @@ def test_restart_deletes_nothing_in_a_folder_in_use(tmp_path):
 def test_runs_of_an_unknown_comparison_are_not_taken(tmp_path):
     Store(tmp_path, IDENTITY).save_run("a", RUN)
     (tmp_path / "comparison.json").unlink()
-    with pytest.raises(ValueError, match=r"holds runs, and no comparison.json that says of what"):
+    with pytest.raises(ValueError, match=r"contains runs but no comparison.json"):
         Store(tmp_path, IDENTITY)
 
 
