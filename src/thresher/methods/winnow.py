@@ -235,11 +235,11 @@ class Winnow:
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: its last uncertainty and loss, 2 bytes each, and its credit, 4 bytes."""
-        without = (
-            "draws the rows of its smaller batches uniformly"
-            if self.score == "uncertainty"
-            else "judges no labels"
-        )
+        without = "judges no labels"
+        if self.score == "uncertainty":
+            without = "draws the rows of its smaller batches uniformly"
+        if self.share == 1:
+            without = ""  # full training chooses nothing
         uncertainty = Column(torch.bfloat16, fill=NEVER_SEEN, optional=without)
         columns = {"uncertainty": uncertainty, "loss": Column(torch.bfloat16, fill=NEVER_SEEN)}
         return columns | {"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")}

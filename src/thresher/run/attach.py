@@ -137,7 +137,9 @@ def build_run(config: RunConfig) -> Run:
     # A batch method may ask for the progress of training, which is known once the timeline is there.
     selection = _selection(parts, trained=trained, progress=lambda: timeline.progress.share)
     timeline = _timeline(parts, method=method, selection=selection)
-    _check_batches(parts, timeline)
+    _check_first_epoch(parts, timeline)
+    _warn_of_undefined_signals(config)
+    _warn_of_useless_epochs(parts, timeline)
     # Nothing of the user's was changed before this line; nothing is refused after it.
     if config.given.optimizer is not None:
         timeline.follow(config.given.optimizer, config.given.model)
@@ -250,7 +252,7 @@ def _attribution(
             config.given.forward,
             device,
             unknown,
-            _who_passes(config),
+            _title_for_extra_passes(config),
         ),
         records=records,
         cost=cost,
@@ -397,12 +399,19 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     return columns
 
 
-def _check_batches(parts: Parts, timeline: Timeline) -> None:
-    """Raises an error if batches would have too few rows, and warns if the method cannot do its work in this run."""
+def _check_first_epoch(parts: Parts, timeline: Timeline) -> None:
+    """Raises an error if a step of the first epoch has too few rows, while nothing of the user's has been changed."""
+    config = parts.config
+    smaller = config.spend == "batches" or requirements_of(config.epoch_method).smaller_batches
+    if smaller and not parts.loader.streams and timeline.plan.smaller:
+        parts.loader.ends(timeline.plan)
+
+
+def _warn_of_useless_epochs(parts: Parts, timeline: Timeline) -> None:
+    """Warns if the epochs are too long or too few for the epoch method."""
     config = parts.config
     loader = parts.loader
-    method = parts.config.epoch_method
-    requires = requirements_of(method)
+    method = config.epoch_method
     name = title_given(method)
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
@@ -410,19 +419,18 @@ def _check_batches(parts: Parts, timeline: Timeline) -> None:
             f"An epoch of the loader draws {loader.candidates:,} samples from {loader.n:,}. {name} chooses once per epoch, so "
             "training may end before it chooses again. Use shuffle=True: an epoch then has each sample once."
         )
-    if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
-        return
-    # Raises an error if a step of the first plan has too few rows, while nothing of the user's has been changed.
-    plan = timeline.plan
-    if plan.smaller:
-        loader.ends(plan)
-    for signal in undefined_signals(config.optional, config.adapter, config.given.signals):
-        if message := _without(config)[signal]:
-            warn(message)
-    if config.given.epochs == 1 and requires.smaller_batches and plan.smaller:
+    smaller = config.given.epochs == 1 and requirements_of(method).smaller_batches
+    if smaller and timeline.plan.smaller:
         warn(
             f"{name} draws uniformly in the first epoch, and this run has only one. Train for two or more epochs."
         )
+
+
+def _warn_of_undefined_signals(config: RunConfig) -> None:
+    """Warns if the criterion does not define an optional signal of the epoch method."""
+    for signal in undefined_signals(config.optional, config.adapter, config.given.signals):
+        if message := _without(config)[signal]:
+            warn(message)
 
 
 def _without(config: RunConfig) -> dict[str, str]:
@@ -457,8 +465,8 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
     )
 
 
-def _who_passes(config: RunConfig) -> str | None:
-    """Returns the name of the method for which the run makes extra forward passes; None if it makes none."""
+def _title_for_extra_passes(config: RunConfig) -> str | None:
+    """Returns the title of the method that needs extra forward passes; None if it makes none."""
     known = config.given.scoring is not None and config.given.scoring.losses is not None
     makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(
         config.epoch_method

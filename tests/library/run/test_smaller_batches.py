@@ -15,6 +15,7 @@ from torch.utils.data import (
 
 import thresher
 from helpers import assert_same
+from thresher.records import NEVER_SEEN, Column
 from thresher.scores import Scores
 
 N = 70
@@ -303,6 +304,30 @@ def test_a_regression_is_drawn_uniformly_and_told():
     assert "uncertainty" not in run.records
     values(run, optimizer)
     assert run.cost.backward == 35
+
+
+class WithOptionalMargin(thresher.UniformSubset):
+    """A method of full batches that can do without a signal."""
+
+    def columns(self):
+        margin = Column(torch.float32, fill=NEVER_SEEN, optional="draws uniformly")
+        return super().columns() | {"margin": margin}
+
+
+@pytest.mark.parametrize("spend", [None, "batches"])
+def test_a_signal_that_a_regression_lacks_is_told_whatever_the_batches(spend):
+    with pytest.warns(
+        UserWarning, match="has no `margin` of the outputs of MSELoss.* and draws uniformly"
+    ):
+        attached(WithOptionalMargin(0.5), criterion=nn.MSELoss(), more={"spend": spend})
+
+
+def test_full_training_as_a_share_has_nothing_to_draw_and_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run, optimizer = attached(1.0, criterion=lambda outputs, targets: (outputs - targets) ** 2)
+        values(run, optimizer)
+        attached(1.0, criterion=nn.MSELoss())
 
 
 @pytest.mark.parametrize("mean", [False, True])
