@@ -561,10 +561,16 @@ class StepAccumulator:
         for number, entry in enumerate(entries):
             entry.add_up(final=final)
             if entry.overlaps:
-                own = entry.attribution
-                others = [one for one in entries[:number] if _may_overlap(one.attribution, own)]
+                attribution = entry.attribution
+                others = [
+                    other
+                    for other in entries[:number]
+                    if _may_overlap(other.attribution, attribution)
+                ]
                 ghosts = [
-                    one for one in given_up if one.recorded and _may_overlap(one.attribution, own)
+                    other
+                    for other in given_up
+                    if other.recorded and _may_overlap(other.attribution, attribution)
                 ]
                 if others or ghosts:
                     _add_earlier(entry, others, ghosts)

@@ -127,13 +127,15 @@ class HeldBatches:
             waiting=[
                 b
                 for b in known
-                if not b.credited or b.asked_ids is not None or b in in_step or b is self.latest
+                if not b.credited or b.returned_ids is not None or b in in_step or b is self.latest
             ],
             passed_over=next(
                 (b for b in without if b.number >= first_of_epoch and b is not self.latest), None
             ),
             made_for=origins if made_for else None,
-            counted=next((batch for batch in without if batch.asked_ids is not None), self.latest),
+            counted=next(
+                (batch for batch in without if batch.returned_ids is not None), self.latest
+            ),
             ids_repeat=self._accumulator.ids_repeat,
         )
 
@@ -230,13 +232,13 @@ class Attributor:
                 return None
             measures = perf_counter()
             # The clock stops while the criterion runs, because the loop would have paid for it anyway.
-            value, found, *rows = measure(
+            value, signals, *rows = measure(
                 outputs, targets, attribution, batch.weights, batch.weights_over_n
             )
             measured = perf_counter()
             # `id` is enough: the batch holds its targets, so no other object can get the same number.
             self._accumulator.credit(
-                attribution, found, value, outputs, None, rows[0] if rows else None, id(targets)
+                attribution, signals, value, outputs, None, rows[0] if rows else None, id(targets)
             )
             self._timing.attribution_s += perf_counter() - measured + measures - begin
             return value
@@ -257,15 +259,15 @@ class Attributor:
             return None
         weights = self._weights_of(attribution)
         measures = perf_counter()
-        value, found, *rows = measure(outputs, targets, attribution, weights, None)
+        value, signals, *rows = measure(outputs, targets, attribution, weights, None)
         measured = perf_counter()
         self._accumulator.credit(
-            attribution, found, value, outputs, outputs, rows[0] if rows else None, call
+            attribution, signals, value, outputs, outputs, rows[0] if rows else None, call
         )
         if batch is not None:
-            # A call of run.ids_of shows for one loss which batch is meant. For the next loss with `run.ids` this is uncertain
-            # again if another batch waits for its loss.
-            batch.meant = False
+            # A call of run.ids_of shows for one loss which batch the caller chose. For the next loss with `run.ids` this is
+            # uncertain again if another batch waits for its loss.
+            batch.chosen_by_caller = False
         self._timing.attribution_s += perf_counter() - measured + measures - begin
         return value
 
@@ -358,7 +360,7 @@ class Attributor:
             raise AttributionError(
                 f"run.ids_of: `tensor` is {lookup.description}. Pass an input or a target as the loader yielded it, or a slice."
             )
-        return rows.asked_ids()
+        return rows.hand_out_ids()
 
     def _weights_of(self, attribution: Attribution) -> Tensor | None:
         """Returns the weights of some rows; None if all are 1."""

@@ -350,8 +350,8 @@ class Meter:
                 and (forward != counts.yielded or backward != counts.yielded)
             )
         uncredited = any(one.uncredited for one in self.passes.latest)
-        found = PARTS if in_parts else None
-        cost.unknown = self._unknown or (UNCREDITED if uncredited else found)
+        reason = PARTS if in_parts else None
+        cost.unknown = self._unknown or (UNCREDITED if uncredited else reason)
 
     def _forgotten(self, one: ForwardPass) -> None:
         # `settle` looks at remembered passes only, so this is the last chance to notice.

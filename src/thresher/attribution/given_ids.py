@@ -29,13 +29,13 @@ class Suspicion:
         self._before: Tensor | None = None
 
     def grows(
-        self, moved: Tensor, found: Tensor, number: int, values: Tensor, few: Tensor
+        self, moved: Tensor, complete: Tensor, number: int, values: Tensor, few: Tensor
     ) -> Tensor:
         """Adds the evidence of one batch; returns whether chance is ruled out, shape (), bool. Never waits for the device.
 
         Args:
             moved: Whether the targets have the values of the samples at other rows, shape (), bool.
-            found: Whether all samples are in this batch, shape (), bool.
+            complete: Whether all samples are in this batch, shape (), bool.
             number: Number of the batch; further losses of the same batch add nothing.
             values: Hashes of the yielded values and of the targets, one per sample, shape (2, n), int64.
             few: Whether the values can be labels of a few classes, shape (), bool.
@@ -49,15 +49,15 @@ class Suspicion:
         more = total + _log_chance(values[0], values[1], few)
         grown = torch.where(last == number, total, torch.where(few & _is_function(both), 0.0, more))
         grown = torch.where(moved, grown, 0.0)
-        self._log_chance = torch.where(found, grown, total)
-        self._number = torch.where(found, number, last)
+        self._log_chance = torch.where(complete, grown, total)
+        self._number = torch.where(complete, number, last)
         same_size = before is not None and before.shape == values.shape
         self._before = (
-            torch.where(found, values, before.to(device))
+            torch.where(complete, values, before.to(device))
             if before is not None and same_size
             else values
         )
-        return moved & found & (self._log_chance < LOG_CHANCE)
+        return moved & complete & (self._log_chance < LOG_CHANCE)
 
 
 def _is_function(values: Tensor) -> Tensor:

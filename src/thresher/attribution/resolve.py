@@ -200,8 +200,8 @@ def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> F
         if one.shape[:1] == shape[:1] != () and _keeps(node, kind, one, shape)
     ]
     states = set(in_order)
-    if len(states) == 1 and isinstance(found := in_order[0], Rows):
-        return found
+    if len(states) == 1 and isinstance(rows := in_order[0], Rows):
+        return rows
     return next((state for state in in_order if isinstance(state, Moved)), Moved(name))
 
 
@@ -651,17 +651,17 @@ def _description(lookup: Lookup) -> str:
 def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     """Attributes a loss to the ids that the caller gives, unless a tensor contradicts them."""
     ids = stated.ids
-    own, asked = _view_of(ids, stated.recent)
-    if own is not None and own.batch.unknown is not None and MOVED in own.batch.unknown:
+    view, from_ids_of = _view_of(ids, stated.recent)
+    if view is not None and view.batch.unknown is not None and MOVED in view.batch.unknown:
         # `run.ids` has the samples as they were drawn. Here their rows are known to be in another order: each loss would
         # silently be recorded for another sample.
         raise case.refusal(
-            f"`ids` are in the order of the sampler, but the rows of the batch are not: {own.batch.unknown}",
+            f"`ids` are in the order of the sampler, but the rows of the batch are not: {view.batch.unknown}",
             RETURN_INDEX,
         )
     flags: tuple[Tensor, ...] = ()
     # A view of the ids of a batch cannot name a row twice, so only ids of other memory are sorted and compared.
-    if own is None and not stated.ids_repeat:
+    if view is None and not stated.ids_repeat:
         ordered = ids.sort().values
         flags += _all_hold([(ordered[1:] != ordered[:-1]).all()], case, REPEATED)
     shown = [
@@ -671,11 +671,13 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     ]
     named = [rows for rows in shown if rows.batch.unknown is None]
     for rows in named:
-        flags += _check_rows(stated, own, rows, case)
+        flags += _check_rows(stated, view, rows, case)
     if not named:
-        flags += _check_batch(stated, own, {rows.batch: None for rows in shown}, case, asked=asked)
+        flags += _check_batch(
+            stated, view, {rows.batch: None for rows in shown}, case, from_ids_of=from_ids_of
+        )
     repeat = stated.repeat or max((rows.repeat for rows in named), default=1)
-    batches = [*stated.recent] if own is None else [own.batch]
+    batches = [*stated.recent] if view is None else [view.batch]
     if not any(
         rows is lookup.rows for rows in named for lookup in case.output_lookups
     ):  # else the outputs confirm the ids
@@ -692,8 +694,8 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
         ]
         flags += _all_hold([~flag for flag in moved], case, OTHER_ORDER)
     layout = RowLayout(len(ids), repeat)
-    if own is not None:
-        return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
+    if view is not None:
+        return Attribution(view.ids, view.key, view.batch, layout, view.positions(), flags)
     device = stated.recent[-1].ids.device if stated.recent else ids.device
     # Without a key: ids of the caller's own tensor can be compared by value only, which waits for the device.
     return Attribution(
@@ -714,7 +716,9 @@ def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch 
     return stated.counted
 
 
-def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) -> tuple[Tensor, ...]:
+def _check_rows(
+    stated: StatedIds, view: Rows | None, rows: Rows, case: _Case
+) -> tuple[Tensor, ...]:
     """Compares ids with the rows that a tensor names; returns the flags that are still on a device."""
     ids = stated.ids
     repeat = stated.repeat
@@ -723,7 +727,7 @@ def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) ->
             f"`repeat` is {repeat}, but tensors have {rows.repeat} rows per sample",
             REPEAT_OF_TENSORS,
         )
-    if own is not None and own.key == rows.key:
+    if view is not None and view.key == rows.key:
         return ()
     if rows.n != len(ids):
         raise case.refusal(
@@ -734,20 +738,20 @@ def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) ->
 
 def _check_batch(
     stated: StatedIds,
-    own: Rows | None,
+    view: Rows | None,
     shown: Mapping[YieldedBatch, None],
     case: _Case,
     *,
-    asked: bool,
+    from_ids_of: bool,
 ) -> tuple[Tensor, ...]:
     """Compares the batch of the ids with the batches of the tensors, if no tensor names rows.
 
     Args:
         stated: Ids of the caller.
-        own: Rows that the ids are a view of; None for a new tensor.
+        view: Rows that the ids are a view of; None for a new tensor.
         shown: Batches of the tensors of the call.
         case: The call.
-        asked: Whether the ids are a view of those that `run.ids_of` returned.
+        from_ids_of: Whether the ids are a view of those that `run.ids_of` returned.
 
     Returns:
         The flags that are still on a device.
@@ -759,10 +763,10 @@ def _check_batch(
         if batches is not None
     ]
     for batches in origins:
-        known = own is not None or not batches
+        known = view is not None or not batches
         # For a view, the batch is compared, and no values are read. Without batches to compare with, no ids are right.
         among = (
-            torch.tensor(own is not None and own.batch in batches)
+            torch.tensor(view is not None and view.batch in batches)
             if known
             else within(stated.ids, *batches)
         )
@@ -774,17 +778,17 @@ def _check_batch(
     # A tensor has shown the batch, so a skipped batch leaves no doubt.
     if origins:
         return flags
-    if stated.passed_over is not None and not asked:
+    if stated.passed_over is not None and not from_ids_of:
         latest = stated.recent[-1]
         doubt = (
-            torch.tensor(own.batch is latest)
-            if own is not None
-            else within(stated.ids, latest) & (not latest.meant)
+            torch.tensor(view.batch is latest)
+            if view is not None
+            else within(stated.ids, latest) & (not latest.chosen_by_caller)
         )
         flags += _all_hold(
             [~doubt], case, WHICH_BATCH.format(latest.number, stated.passed_over.number)
         )
-    if own is None and stated.waiting:
+    if view is None and stated.waiting:
         flags += _all_hold([within(stated.ids, *stated.waiting)], case, STRANGE)
     return flags
 
@@ -845,8 +849,8 @@ def _view_of(ids: Tensor, recent: Sequence[YieldedBatch]) -> tuple[Rows | None, 
         return None, False
     storage = ids.untyped_storage()._cdata
     for batch in reversed(recent):
-        for known, asked in ((batch.ids, False), (batch.asked_ids, True)):
+        for known, from_ids_of in ((batch.ids, False), (batch.returned_ids, True)):
             if known is not None and storage == known.untyped_storage()._cdata:
                 tracked = TrackedTensor.of(known, Rows(batch, 0, 1, len(known), 1))
-                return None if tracked is None else tracked.locate(*layout), asked
+                return None if tracked is None else tracked.locate(*layout), from_ids_of
     return None, False

@@ -54,8 +54,8 @@ class YieldedBatch:
         marked: The tensors with their versions when they were yielded, in reverse order, because targets come last.
         credited: Whether a loss was assigned to samples of this batch.
         credited_rows: Number of rows that a loss was assigned to, summed over all steps.
-        asked_ids: Copy of `ids` that `run.ids_of` returned for this batch; None if the loop did not call it.
-        meant: Whether the loop called `run.ids_of` for this batch since its last loss.
+        returned_ids: Copy of `ids` that `run.ids_of` returned for this batch; None if the loop did not call it.
+        chosen_by_caller: Whether the loop called `run.ids_of` for this batch since its last loss.
     """
 
     ids: Tensor
@@ -68,8 +68,8 @@ class YieldedBatch:
     marked: tuple[tuple[Tensor, int], ...] = ()
     credited: bool = False
     credited_rows: int = 0
-    asked_ids: Tensor | None = None
-    meant: bool = False
+    returned_ids: Tensor | None = None
+    chosen_by_caller: bool = False
 
     def forget(self) -> None:
         """Releases the tensors."""
@@ -180,13 +180,14 @@ class Rows(NamedTuple):
         """Sample ids of the rows, shape (n,), int64."""
         return self.batch.ids[self.start : self.start + self.step * self.n : self.step]
 
-    def asked_ids(self) -> Tensor:
-        """Returns the ids of the rows for `run.ids_of`, shape (n,), int64, and notes that the loop means this batch."""
+    def hand_out_ids(self) -> Tensor:
+        """Returns the ids of the rows for `run.ids_of`, shape (n,), int64, and marks this batch as the one the caller chose."""
         # A copy, because ids are recognized by memory: `run.ids` is of the batch yielded last, these are of any batch.
         batch = self.batch
-        batch.meant = True
-        batch.asked_ids = batch.ids.clone() if batch.asked_ids is None else batch.asked_ids
-        return batch.asked_ids[self.start : self.start + self.step * self.n : self.step]
+        batch.chosen_by_caller = True
+        if batch.returned_ids is None:
+            batch.returned_ids = batch.ids.clone()
+        return batch.returned_ids[self.start : self.start + self.step * self.n : self.step]
 
     def positions(self) -> range:
         """Returns the row numbers within the batch."""

@@ -363,7 +363,7 @@ class CallableCriterion(Criterion):
                 f"returned one number for all rows and fails for single rows ({error})"
             ) from error
         if mean.device.type == "cpu" or not self._compared:
-            found = losses.detach().mean()
+            by_rows = losses.detach().mean()
             size = losses.detach().abs().mean()
             # float32 rounds to 1.2e-7 and sums of a batch to some 1e-6; bfloat16 rounds to 7.8e-3.
             rounding = 1e-4 if mean.dtype in (torch.float32, torch.float64) else 1e-2
@@ -371,11 +371,11 @@ class CallableCriterion(Criterion):
             # by itself, because each comparison with it is false: a standard deviation of a single row is NaN, for example.
             if (
                 losses.dim() != 1
-                or (mean.detach() - found).abs() > rounding * size
-                or bool(found.isnan() & ~mean.isnan())
+                or (mean.detach() - by_rows).abs() > rounding * size
+                or bool(by_rows.isnan() & ~mean.isnan())
             ):
                 raise self._refusal(
-                    f"returned one number, {float(mean):.4g}, but the mean of its values for single rows is {float(found):.4g}"
+                    f"returned one number, {float(mean):.4g}, but the mean of its values for single rows is {float(by_rows):.4g}"
                 )
             self._compared = True
         return losses

@@ -488,7 +488,7 @@ class SignalReader:
 
     Args:
         criterion: The user's criterion per sample; None if the loop calls only `run.reduce`.
-        own: Argument `signals` of `attach`: the user's function for signals that the criterion does not define; or None.
+        user_function: Argument `signals` of `attach`: the user's function for signals that the criterion does not define; or None.
         recorded: Names of the signals, besides the loss, that are stored from epoch to epoch.
         chosen_by: Names of all signals, besides the loss, that are needed: the stored ones and those that a batch method
             chooses by.
@@ -500,7 +500,7 @@ class SignalReader:
     def __init__(
         self,
         criterion: Criterion | None,
-        own: Signals | None,
+        user_function: Signals | None,
         *,
         recorded: set[str],
         chosen_by: set[str],
@@ -508,7 +508,7 @@ class SignalReader:
         way_around: Callable[..., str],
     ) -> None:
         self.criterion = criterion
-        self._own = own
+        self._user_function = user_function
         self.recorded = recorded
         self.chosen_by = chosen_by
         self._way_around = way_around
@@ -521,16 +521,15 @@ class SignalReader:
         It is the criterion's own `in_step` if the user computes no signals, and the type of the criterion defines the recorded
         ones.
         """
-        if self._own is None and self.criterion is not None:
+        if self._user_function is None and self.criterion is not None:
             # Decided once per run. If the type of the criterion says what its outputs mean, steps go to `in_step` without a
             # detour.
             by_shapes = self.recorded & NOT_OF_VALUES and self.criterion.kind == "unknown"
-            if by_shapes:
-                return self._measure_what_is_defined
-            return partial(self.criterion.in_step, self.recorded)
-        return self._measure_with_own
+            if not by_shapes:
+                return partial(self.criterion.in_step, self.recorded)
+        return self._measure
 
-    def _measure_what_is_defined(
+    def _measure(
         self,
         outputs: Any,
         targets: Any,
@@ -539,24 +538,27 @@ class SignalReader:
         weights_over_n: Tensor | None,
     ) -> tuple[Tensor, Any]:
         assert self.criterion is not None
-        # In each call, because only the shapes tell whether a callable scores classes.
-        undefined = (
-            self.recorded & NOT_OF_VALUES
-            if self.criterion.reads(outputs, targets) == "unknown"
-            else set()
-        )
-        missing = undefined & self._without.keys()
-        if undefined != missing:
-            raise ValueError(
-                unreadable(self.criterion.original, undefined, self._way_around(*sorted(undefined)))
-            )
-        wanted = self.recorded - missing
+        n = attribution.layout.n
+        user_signals = self._ask(outputs, targets, n)
+        undefined = self._undefined(outputs, targets)
+        wanted = self.recorded - user_signals.keys() - undefined
         value, signals = self.criterion.in_step(
             wanted, outputs, targets, attribution, weights, weights_over_n
         )
-        return value, (signals if isinstance(signals, dict) else signals.now()) | self._never_seen(
-            missing, attribution.layout.n, value
-        )
+        signals = signals if isinstance(signals, dict) else signals.now()
+        return value, signals | user_signals | self._never_seen(undefined, n, value)
+
+    def _undefined(self, outputs: Any, targets: Any) -> Set[str]:
+        """Returns the optional signals that the loss does not define, in each call: only the shapes tell for a callable."""
+        assert self.criterion is not None
+        if self._user_function is not None or self.criterion.reads(outputs, targets) != "unknown":
+            return set()
+        undefined = self.recorded & NOT_OF_VALUES
+        if undefined - self._without.keys():
+            raise ValueError(
+                unreadable(self.criterion.original, undefined, self._way_around(*sorted(undefined)))
+            )
+        return undefined
 
     def _never_seen(self, missing: Set[str], n: int, loss: Tensor) -> dict[str, Tensor]:
         """Returns `NEVER_SEEN` for each signal that a loss does not define, shape (n,), and warns once."""
@@ -568,22 +570,6 @@ class SignalReader:
             name: torch.full((n,), NEVER_SEEN, dtype=torch.float32, device=loss.device)
             for name in missing
         }
-
-    def _measure_with_own(
-        self,
-        outputs: Any,
-        targets: Any,
-        attribution: Attribution,
-        weights: Tensor | None,
-        weights_over_n: Tensor | None,
-    ) -> tuple[Tensor, Any]:
-        assert self.criterion is not None
-        user_signals = self._ask(outputs, targets, attribution.layout.n)
-        wanted = self.recorded - user_signals.keys()
-        value, signals = self.criterion.in_step(
-            wanted, outputs, targets, attribution, weights, weights_over_n
-        )
-        return value, (signals if isinstance(signals, dict) else signals.now()) | user_signals
 
     def signals(
         self,
@@ -656,11 +642,11 @@ class SignalReader:
 
     def _ask(self, outputs: Any, targets: Any, n: int) -> dict[str, Tensor]:
         """Calls the user's function, and checks the signals that it returns."""
-        if self._own is None:
+        if self._user_function is None:
             return {}
         try:
             with torch.no_grad():
-                signals = dict(self._own(outputs, targets))
+                signals = dict(self._user_function(outputs, targets))
         except (AttributeError, TypeError) as error:
             # If both arguments were passed, the error lies in the user's function. run.reduce passes None for a missing
             # argument.

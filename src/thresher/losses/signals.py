@@ -60,17 +60,17 @@ GIVEN_ONLY = frozenset({"learnability"})
 """Signals that no criterion defines: they come from `attach(signals=...)`."""
 
 
-def narrow(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def narrow(signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the signals with one number per sample, by name, which records can hold.
 
     Args:
-        found: Signals by name, each of shape (n, ...).
+        signals: Signals by name, each of shape (n, ...).
 
     Example:
         >>> list(narrow({"loss": torch.zeros(2), "error": torch.zeros(2, 3)}))
         ['loss']
     """
-    return {name: values for name, values in found.items() if name not in WIDE_SIGNALS}
+    return {name: values for name, values in signals.items() if name not in WIDE_SIGNALS}
 
 
 def classes(

@@ -144,19 +144,19 @@ def plain_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     return (model(batch), batch) if isinstance(batch, Tensor) else (model(batch[0]), batch[1])
 
 
-def check_plain(batch: Any, who: str = "") -> None:
+def check_plain(batch: Any, reason: str = "") -> None:
     """Checks that inputs and targets of a batch are known: it is a pair of them, or one tensor that is both.
 
     Args:
         batch: The batch.
-        who: Why passes are made, for the message, such as "Kakurenbo runs passes of its own, and ".
+        reason: Why passes are made, for the message, such as "Kakurenbo runs passes of its own, and ".
 
     Raises:
         ValueError: The batch is neither a pair nor a tensor.
     """
     if not (isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) == 2)):
         raise ValueError(
-            f"`forward` is needed: {who}a batch that is {type(batch).__name__} is not a pair of inputs and targets. "
+            f"`forward` is needed: {reason}a batch that is {type(batch).__name__} is not a pair of inputs and targets. "
             "Pass forward=lambda model, batch: (outputs, targets)."
         )
 

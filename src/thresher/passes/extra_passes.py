@@ -180,7 +180,7 @@ class ExtraPasses:
         forward: The user's function `(model, batch) -> (outputs, targets)`; None: `plain_forward`.
         device: Device of the model.
         unknown_rows: Its `reason` is set if the rows of a batch turn out not to be its samples in order.
-        who: Name of the method that needs extra passes. None: no method needs them.
+        needed_by: Name of the method that needs extra passes. None: no method needs them.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class ExtraPasses:
         forward: Forward | None,
         device: torch.device,
         unknown_rows: UnknownRows,
-        who: str | None,
+        needed_by: str | None,
     ) -> None:
         self._model = model
         self._loader = loader
@@ -203,7 +203,7 @@ class ExtraPasses:
         self._forward = forward
         self.device = device
         self._unknown_rows = unknown_rows
-        self._who = who
+        self._needed_by = needed_by
         self._per_sample = 1
         self._buffers = WrittenBuffers()
 
@@ -238,12 +238,12 @@ class ExtraPasses:
             AttributionError: Extra passes will be made, and the rows of a batch are not its samples in order.
             ValueError: Extra passes will be made, `attach` got no `forward`, and the batch is not a pair of inputs and targets.
         """
-        if self._who is None:
+        if self._needed_by is None:
             return
-        self._check_rows(f"run the forward passes of {self._who}")
+        self._check_rows(f"run the forward passes of {self._needed_by}")
         if self._forward is None:
             # Only without `forward`: a function of the user's may take batches of any structure.
-            check_plain(batch, f"{self._who} makes extra forward passes, and ")
+            check_plain(batch, f"{self._needed_by} makes extra forward passes, and ")
 
     def can_choose(self, batch: Any, n: int) -> bool:
         """Returns whether a batch has one row for each of its n samples, so that rows can be left out before the loop."""
@@ -526,8 +526,8 @@ class ExtraPasses:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(
-                f"`forward` is needed: {self._who or 'this method'} makes extra forward passes, which call `model(batch[0])` "
-                f"and the criterion with its outputs and `batch[1]`. That failed with {type(error).__name__}: {error}. The "
-                "loop probably converts, flattens or unpacks the tensors of the batch. Pass attach(forward=lambda model, "
-                "batch: (outputs, targets)) that does the same as the loop."
+                f"`forward` is needed: {self._needed_by or 'this method'} makes extra forward passes, which call "
+                "`model(batch[0])` and the criterion with its outputs and `batch[1]`. That failed with "
+                f"{type(error).__name__}: {error}. The loop probably converts, flattens or unpacks the tensors of the batch. "
+                "Pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop."
             ) from error
