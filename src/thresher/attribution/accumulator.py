@@ -56,13 +56,13 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), version
 
 
-def same_samples(one: Attribution, other: Attribution) -> bool:
+def same_samples(first: Attribution, other: Attribution) -> bool:
     """Returns whether two losses are known to belong to the same samples; never waits for the device."""
     # Ids on a device are compared by object alone: comparing their values would wait for the device in each step.
-    if one.key is not None and one.key == other.key:
+    if first.key is not None and first.key == other.key:
         return True
-    return one.ids is other.ids or (
-        one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids)
+    return first.ids is other.ids or (
+        first.ids.is_cpu and other.ids.is_cpu and torch.equal(first.ids, other.ids)
     )
 
 
@@ -461,7 +461,9 @@ class StepAccumulator:
         if call.origin is not None and attribution.batch is not None:
             call.origin.batch = attribution.batch.number
         others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
-        same = next((one for one in others if one.key is not None and one.key == entry.key), None)
+        same = next(
+            (other for other in others if other.key is not None and other.key == entry.key), None
+        )
         new: int | Tensor = attribution.layout.n
         if others:
             earlier = others if same is None else [same]
@@ -474,7 +476,14 @@ class StepAccumulator:
                 new = 0 if same is not None else (~_find(attribution.ids, earlier)[0]).sum()
         if same is not None and untracked is None and not call.begins:
             # The tensor that the model returned last, and a target of the batch, once more.
-            again = next((one for one in same.calls if one.identity == call.identity), None)
+            again = next(
+                (
+                    earlier_call
+                    for earlier_call in same.calls
+                    if earlier_call.identity == call.identity
+                ),
+                None,
+            )
             if again is not None:
                 return again
         if untracked is not None:
@@ -503,9 +512,9 @@ class StepAccumulator:
         for entry in (*self._pending, *self._open):
             for call in entry.calls:
                 call.lost = call.reached
-            one = self._pass_of(entry)
-            if one is not None:
-                self._lost[one] = one.backwards
+            forward_pass = self._pass_of(entry)
+            if forward_pass is not None:
+                self._lost[forward_pass] = forward_pass.backwards
         self.meter.reached_passes = []
 
     def _takes_part(self, entry: Entry) -> bool:
@@ -513,15 +522,17 @@ class StepAccumulator:
         if entry.is_reached:
             return entry.is_trained
         # A loop that records a loss and trains on one of its own: its backward pass reaches the outputs.
-        one = self._pass_of(entry)
-        return one is None or one.backwards > self._lost.get(one, 0)
+        forward_pass = self._pass_of(entry)
+        return forward_pass is None or forward_pass.backwards > self._lost.get(forward_pass, 0)
 
     def _has_cleared(self, entry: Entry) -> bool:
         """Whether the gradients of an entry were cleared; False if no backward pass of it was seen."""
         if entry.is_reached:
             return not entry.is_trained
-        one = self._pass_of(entry)
-        return one is not None and 0 < one.backwards <= self._lost.get(one, 0)
+        forward_pass = self._pass_of(entry)
+        return forward_pass is not None and 0 < forward_pass.backwards <= self._lost.get(
+            forward_pass, 0
+        )
 
     @property
     def _sees_backward(self) -> bool:
@@ -669,9 +680,12 @@ class StepAccumulator:
     def _count_without_loss(self) -> None:
         """Counts the samples of forward passes that a step trains on without a recorded loss, as of a model that returns it."""
         credited = {entry.attribution.batch for entry in self._pending}
-        rows = [one.samples for one in self.meter.reached_passes if one.samples is not None]
-        for one in {one.key: one for one in rows if one.batch not in credited}.values():
-            self._add_trained(one.ids)
+        passes = self.meter.reached_passes
+        samples = [
+            forward_pass.samples for forward_pass in passes if forward_pass.samples is not None
+        ]
+        for rows in {rows.key: rows for rows in samples if rows.batch not in credited}.values():
+            self._add_trained(rows.ids)
 
     def _finish(self, entry: Entry) -> None:
         """Counts the samples of an entry as trained on, and has its signals written."""
@@ -833,8 +847,8 @@ def _together(signals: Sequence[EntrySignals]) -> dict[str, Tensor]:
     first = signals[0]
     if not isinstance(first, dict):
         return first.together(signals)
-    known = [one for one in signals if isinstance(one, dict)]
-    return {name: torch.cat([one[name] for one in known]) for name in first}
+    known = [computed for computed in signals if isinstance(computed, dict)]
+    return {name: torch.cat([computed[name] for computed in known]) for name in first}
 
 
 def _are_plain(entries: Sequence[Entry]) -> bool:
@@ -846,7 +860,7 @@ def _are_plain(entries: Sequence[Entry]) -> bool:
     return True
 
 
-def _may_overlap(one: Attribution, other: Attribution) -> bool:
-    if one.positions is None or other.positions is None:
+def _may_overlap(first: Attribution, other: Attribution) -> bool:
+    if first.positions is None or other.positions is None:
         return True
-    return one.batch is other.batch and not set(one.positions).isdisjoint(other.positions)
+    return first.batch is other.batch and not set(first.positions).isdisjoint(other.positions)

@@ -97,7 +97,7 @@ class HeldBatches:
         """
         held = (*self._waiting, *self.recent)
         newest = next(
-            (one.number for one in reversed(held) if self._accumulator.has_credited(one)),
+            (batch.number for batch in reversed(held) if self._accumulator.has_credited(batch)),
             self._newest,
         )
         return None if newest < 0 or yielded - newest > LABELS_AHEAD + BATCHES_AHEAD else newest
@@ -289,11 +289,11 @@ class Attributor:
             return False
         passes = self.meter.passes
         origin = passes.origin(outputs)
-        for one in (one for entry in over for one in entry.calls):
+        for earlier_call in (earlier_call for entry in over for earlier_call in entry.calls):
             # In a plain loop, to save time, the forward pass of a loss was not looked up. Its outputs were the last that
             # `run.model` returned for the batch before the loss, so the number of the batch is enough to find the pass now.
-            made_by = one.origin or passes.last_pass(batch.number, one.end)
-            if one.identity == call or (origin is not None and made_by is origin):
+            made_by = earlier_call.origin or passes.last_pass(batch.number, earlier_call.end)
+            if earlier_call.identity == call or (origin is not None and made_by is origin):
                 if origin is not None:
                     origin.is_over = True
                 return True
@@ -370,14 +370,23 @@ class Attributor:
             # Known rows slice the weights; ids need a search.
             weights = batch.weights
             return None if weights is None else weights[rows.start : rows.stop : rows.step]
-        held = [one for one in (batch, *reversed(self._batches.known)) if one is not None]
-        if all(one.weights is None for one in held):
+        held = [
+            held_batch
+            for held_batch in (batch, *reversed(self._batches.known))
+            if held_batch is not None
+        ]
+        if all(held_batch.weights is None for held_batch in held):
             return None
         # Weights are looked up by id. The batch of the ids comes first, because argmax takes the first match. Batches without
         # weights count, too: a batch of the epoch before may have other weights for the same samples.
-        same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in held])
+        same = attribution.ids.unsqueeze(1) == torch.cat([held_batch.ids for held_batch in held])
         weights = torch.cat(
-            [torch.ones_like(one.ids) if one.weights is None else one.weights for one in held]
+            [
+                torch.ones_like(held_batch.ids)
+                if held_batch.weights is None
+                else held_batch.weights
+                for held_batch in held
+            ]
         )[same.int().argmax(1)]
         return torch.where(same.any(1), weights, 1.0)
 

@@ -159,27 +159,29 @@ class Meter:
             evaluates: Whether the model is in evaluation mode and its inputs are not a batch: the pass is validation with
                 gradients enabled, and no cost of training, unless a loss of its outputs shows otherwise.
         """
-        one = self.passes.subset
+        forward_pass = self.passes.subset
         self.passes.subset = None
-        if evaluates and one is not None:
+        if evaluates and forward_pass is not None:
             return
-        if one is None:
-            one = ForwardPass(self, first, None if rows is None else rows.n)
-            one.named = one.named or evaluates
-            one.shapes = shapes
-            self.passes.add(one)
-            one.watch(outputs)
+        if forward_pass is None:
+            forward_pass = ForwardPass(self, first, None if rows is None else rows.n)
+            forward_pass.named = forward_pass.named or evaluates
+            forward_pass.shapes = shapes
+            self.passes.add(forward_pass)
+            forward_pass.watch(outputs)
         else:
             # `subset_backward` registered this pass when it began. Now its inputs and its whole span of nodes are known;
             # the span may enclose passes that were added since, so that the search by number must not stop early.
-            one.first = first
-            one.last = next_node()
-            self.passes.in_order = self.passes.in_order and self.passes.latest[-1:] == [one]
-            one.n = one.rows if rows is None else rows.n
-            one.named = True
-        one.samples = rows if is_whole else None
-        one.batch = one.inputs_of = None if rows is None else rows.batch.number
-        self.cost.forward += one.n
+            forward_pass.first = first
+            forward_pass.last = next_node()
+            self.passes.in_order = self.passes.in_order and self.passes.latest[-1:] == [
+                forward_pass
+            ]
+            forward_pass.n = forward_pass.rows if rows is None else rows.n
+            forward_pass.named = True
+        forward_pass.samples = rows if is_whole else None
+        forward_pass.batch = forward_pass.inputs_of = None if rows is None else rows.batch.number
+        self.cost.forward += forward_pass.n
 
     def backward_begins(self) -> None:
         """Notes that a backward pass has reached a loss or the outputs of a forward pass."""
@@ -210,10 +212,12 @@ class Meter:
             rows: Number of rows of the pass.
         """
         # Not counted yet: a call of the model without `run.model` may be for a plot, and not for training.
-        self.passes.subset = one = ForwardPass(self, number := next_node(), None, rows=rows)
-        one.last = number + 1
-        self.passes.add(one)
-        return one
+        self.passes.subset = forward_pass = ForwardPass(
+            self, number := next_node(), None, rows=rows
+        )
+        forward_pass.last = number + 1
+        self.passes.add(forward_pass)
+        return forward_pass
 
     def count_shares(self, part: int, rows: int) -> None:
         """Counts `part / rows` samples that went backward, and carries a fraction of a sample over to the next call."""
@@ -239,10 +243,10 @@ class Meter:
         """
         self._count_pass(outputs, origin, new, layout)
         # A loss of pairs has two passes, one for each half.
-        if any(one.unnamed for one in self.passes.latest):
-            for one in self.passes.origins(outputs):
-                if one is not None and one is not origin and one.unnamed:
-                    self._count_pass(outputs, one, new, layout)
+        if any(forward_pass.unnamed for forward_pass in self.passes.latest):
+            for forward_pass in self.passes.origins(outputs):
+                if forward_pass is not None and forward_pass is not origin and forward_pass.unnamed:
+                    self._count_pass(outputs, forward_pass, new, layout)
 
     def _count_pass(
         self, outputs: Any, origin: ForwardPass | None, new: int | Tensor, layout: RowLayout
@@ -300,11 +304,15 @@ class Meter:
 
     def discard_foreign(self) -> None:
         """Removes the counts of passes that `run.model` did not make, because another model made them."""
-        for one in self.passes.latest:
-            if not one.by_model:
-                one.add(-one.n)
-        self._fresh = [(one, new) for one, new in self._fresh if one.by_model]
-        self.passes.latest = [one for one in self.passes.latest if one.by_model]
+        for forward_pass in self.passes.latest:
+            if not forward_pass.by_model:
+                forward_pass.add(-forward_pass.n)
+        self._fresh = [
+            (forward_pass, new) for forward_pass, new in self._fresh if forward_pass.by_model
+        ]
+        self.passes.latest = [
+            forward_pass for forward_pass in self.passes.latest if forward_pass.by_model
+        ]
 
     # Totals
 
@@ -314,8 +322,8 @@ class Meter:
         Each yielded sample stands for a number of samples of full training, which the plan states. A loop that leaves out
         batches, or trains on them twice, is assumed to do the same in full training.
         """
-        for one, new in self._fresh:
-            one.add(int(new))
+        for forward_pass, new in self._fresh:
+            forward_pass.add(int(new))
         self._fresh.clear()
         cost = self.cost
         counts = self._counts
@@ -349,13 +357,13 @@ class Meter:
                 and counts.in_parts
                 and (forward != counts.yielded or backward != counts.yielded)
             )
-        uncredited = any(one.uncredited for one in self.passes.latest)
+        uncredited = any(forward_pass.uncredited for forward_pass in self.passes.latest)
         reason = PARTS if in_parts else None
         cost.unknown = self._unknown or (UNCREDITED if uncredited else reason)
 
-    def _forgotten(self, one: ForwardPass) -> None:
+    def _forgotten(self, forward_pass: ForwardPass) -> None:
         # `settle` looks at remembered passes only, so this is the last chance to notice.
-        if one.uncredited:
+        if forward_pass.uncredited:
             self.make_unknown(UNCREDITED)
 
     def make_unknown(self, reason: str) -> None:

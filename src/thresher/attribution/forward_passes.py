@@ -191,42 +191,49 @@ class ForwardPasses:
         self.latest.clear()
         self.in_order = True
 
-    def add(self, one: ForwardPass) -> None:
+    def add(self, forward_pass: ForwardPass) -> None:
         """Remembers a forward pass.
 
         Args:
-            one: The pass, which has ended.
+            forward_pass: The pass, which has ended.
         """
         # Autograd numbers nodes per thread, so the passes of a second thread can have lower numbers than those before them.
-        self.in_order = self.in_order and (not self.latest or self.latest[-1].last <= one.last)
-        self.latest.append(one)
+        self.in_order = self.in_order and (
+            not self.latest or self.latest[-1].last <= forward_pass.last
+        )
+        self.latest.append(forward_pass)
         if len(self.latest) > MOST_PASSES:
             self._forgets(self.latest.pop(0))
 
     def has_passed(self, batch: int) -> bool:
         """Whether `run.model` made a forward pass for a batch, with outputs that can be trained on."""
         return any(
-            one.by_model and one.batch == batch and one.last > one.first for one in self.latest
+            forward_pass.by_model
+            and forward_pass.batch == batch
+            and forward_pass.last > forward_pass.first
+            for forward_pass in self.latest
         )
 
     def last_pass(self, batch: int, before: int) -> ForwardPass | None:
         """Returns the last pass of `run.model` for batch number `batch` that began before autograd node number `before`."""
         return next(
             (
-                one
-                for one in reversed(self.latest)
-                if one.batch == batch and one.by_model and one.first < before
+                forward_pass
+                for forward_pass in reversed(self.latest)
+                if forward_pass.batch == batch
+                and forward_pass.by_model
+                and forward_pass.first < before
             ),
             None,
         )
 
     def pass_with(self, number: int) -> ForwardPass | None:
         """Returns the forward pass that made the autograd node with this number; None if it is not remembered."""
-        for one in reversed(self.latest):
-            if one.first <= number < one.last:
-                return one
+        for forward_pass in reversed(self.latest):
+            if forward_pass.first <= number < forward_pass.last:
+                return forward_pass
             # All earlier passes ended before this one did, so none of them has the node either.
-            if one.last <= number and self.in_order:
+            if forward_pass.last <= number and self.in_order:
                 return None
         return None
 
@@ -240,7 +247,10 @@ class ForwardPasses:
         Args:
             outputs: Outputs that a loss was computed from, in any nesting.
         """
-        batches = {None if one is None else one.inputs_of for one in self.origins(outputs)}
+        batches = {
+            None if forward_pass is None else forward_pass.inputs_of
+            for forward_pass in self.origins(outputs)
+        }
         return (
             {number for number in batches if number is not None} if None not in batches else set()
         )
@@ -254,9 +264,9 @@ class ForwardPasses:
         walk = GraphWalk(outputs, MOST_OPERATIONS)
         for node in walk:
             number = node._sequence_nr()
-            one = self.pass_with(number)
-            if one is not None:
-                yield one
+            forward_pass = self.pass_with(number)
+            if forward_pass is not None:
+                yield forward_pass
             elif number >= oldest:
                 walk.enter(node)
         if walk.todo:
@@ -294,8 +304,8 @@ class ForwardPasses:
         variables = list[Tensor]()
         walk = GraphWalk(outputs, MOST_NODES)
         for node in walk:
-            one = self.pass_with(node._sequence_nr())
-            if one is not None and one.by_model:
+            forward_pass = self.pass_with(node._sequence_nr())
+            if forward_pass is not None and forward_pass.by_model:
                 return True
             variable: Tensor | None = getattr(node, "variable", None)
             if variable is not None:

@@ -60,7 +60,9 @@ class PendingGradients:
     def _note(self) -> None:
         """Remembers a gradient at the end of a backward pass: as long as nobody writes it, nothing was cleared."""
         if self._probe is None or self._probe.grad is None:
-            self._probe = next((one for one in self._parameters() if one.grad is not None), None)
+            self._probe = next(
+                (parameter for parameter in self._parameters() if parameter.grad is not None), None
+            )
         self._noted = True
         self._seen = None if self._probe is None else self._probe.grad
         self._version = -1 if self._seen is None else self._seen._version
@@ -75,7 +77,7 @@ class PendingGradients:
             at_step or (grad is self._seen and grad._version == self._version)
         ):
             return False
-        left = (one.grad for one in self._parameters() if one.grad is not None)
+        left = (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
         return not any(at_step or _is_nonzero(grad) for grad in left)
 
 

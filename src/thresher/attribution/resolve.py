@@ -144,8 +144,8 @@ def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -
             states[place] = tracked.rows if tracked.changed is None else Moved("", tracked.changed)
             continue
         edges = [
-            None if one is None else (one, (one._sequence_nr(), nr))
-            for one, nr in node.next_functions
+            None if parent is None else (parent, (parent._sequence_nr(), nr))
+            for parent, nr in node.next_functions
         ]
         # A node without operands is a leaf of the graph, such as a parameter: it has no rows.
         known = [
@@ -181,7 +181,7 @@ def _shape(node: Any, number: int) -> tuple[int, ...]:
 
 def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> Followed:
     """Returns the rows of the result of an operation, from the rows of its operands."""
-    operands = [one for one in all_operands if one is not None]
+    operands = [operand for operand in all_operands if operand is not None]
     if not operands:
         return None
     name = node.name()
@@ -195,9 +195,9 @@ def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> F
         return _part(operands[0], *_range(node, kind, number, operands[0].shape[0]), shape[0], name)
     # An operand with fewer rows is broadcast, such as a mean over the batch that is subtracted: row i has no sample i there.
     in_order = [
-        one.state
-        for one in operands
-        if one.shape[:1] == shape[:1] != () and _keeps(node, kind, one, shape)
+        operand.state
+        for operand in operands
+        if operand.shape[:1] == shape[:1] != () and _keeps(node, kind, operand, shape)
     ]
     states = set(in_order)
     if len(states) == 1 and isinstance(rows := in_order[0], Rows):
@@ -234,9 +234,9 @@ def _dims(node: Any, dimensions: int) -> set[int]:
     saved = [getattr(node, name) for name in names if hasattr(node, name)]
     dims = [
         dim
-        for one in saved
-        if one is not None
-        for dim in (one if isinstance(one, tuple | list) else (one,))
+        for saved_dims in saved
+        if saved_dims is not None
+        for dim in (saved_dims if isinstance(saved_dims, tuple | list) else (saved_dims,))
     ]
     return _positive(dims, dimensions)
 
@@ -299,7 +299,7 @@ def _part(whole: _Operand, start: int, step: int, count: int, name: str) -> Foll
 
 def _concatenate(operands: Sequence[_Operand | None], name: str) -> Followed:
     """Rows of parts that are joined along the rows; `Moved` if a part does not follow the one before it."""
-    states = [None if one is None else one.state for one in operands]
+    states = [None if operand is None else operand.state for operand in operands]
     whole: Rows | None = None
     for rows in states:
         if not isinstance(rows, Rows):

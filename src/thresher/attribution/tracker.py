@@ -119,7 +119,7 @@ NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 def _join_rows(known: list[tuple[Lookup, Rows, Tensor]]) -> Lookup | None:
     """Joins single rows of a tensor in its order, as detection models get them in `list(images)`; None for other rows."""
-    singles = [one for one in known if one[1].n == 1]
+    singles = [single for single in known if single[1].n == 1]
     if len(singles) < 2:
         return None
     lookup, first, tensor = singles[0]
@@ -297,10 +297,10 @@ class RowTracker(Uncopied):
     def places(self) -> dict[tuple[int, int], TrackedTensor]:
         """Returns the tensors with known rows by their place in the autograd graph."""
         return {
-            one.place: one
+            tracked.place: tracked
             for known in self._by_storage.values()
-            for one in known
-            if one.place is not None
+            for tracked in known
+            if tracked.place is not None
         }
 
     def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
@@ -310,7 +310,7 @@ class RowTracker(Uncopied):
         known = self._by_storage.setdefault(tracked.storage.cdata, [])
         if known:
             # A storage that a collate_fn fills again for the next batch shows the rows of the later batch only.
-            known[:] = [one for one in known if one.lies != tracked.lies]
+            known[:] = [old for old in known if old.lies != tracked.lies]
         known.append(tracked)
 
     def _forget_the_dead(self) -> None:
