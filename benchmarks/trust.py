@@ -6,11 +6,16 @@ of a training is what a shorter training with the same seed would be, bit for bi
 chance that a wrong label is more suspicious than a right one), its precision at 100, and the accuracy on validation samples
 whose labels are right: every fifth sample, which is not trained on.
 
+With two classes, guessing has one half and more. So the two tasks with two classes are trained a second time, slowly, to pass
+through that range.
+
 Labels are replaced by a random other class (symmetric), or by the class that is next in number (pairs). With two classes, both
 are the same, and only the first is measured.
 
 Decided before the first counted training: the tasks, shares, lengths and five seeds; and the rule, at least three visits and a
-validation accuracy of at least one half. What it promises was left to the measurement. Numbers of epochs were chosen after one
+validation accuracy of at least one half. What it promises was left to the measurement. The slow tasks came later, and with them
+the part of the rule about the largest class: its two fifths were chosen after a trial with two of the five seeds.
+Numbers of epochs were chosen after one
 training of each task (seed 0, 10 %, symmetric), which is counted, too.
 """
 
@@ -43,7 +48,7 @@ import thresher
 from benchmarks.kept import add_line, pack, read_lines
 from benchmarks.marks import between_marks
 from benchmarks.observe import PROBLEMS, Problem, with_wrong_labels
-from thresher.observation import LEAST_AGREEMENT, LEAST_VISITS
+from thresher.observation import LEAST_AGREEMENT, LEAST_GAIN, LEAST_VISITS, least_agreement
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.tasks import TASKS, built_in
 from thresher_lab.tasks.base import accuracy, find_in_package
@@ -62,15 +67,20 @@ KINDS = ("symmetric", "pairs")
 SEEDS = 5
 COUNT = 100
 """Number of suspects whose precision is measured."""
-LEAST_ACCURACY = 0.5
-"""The rule: this validation accuracy, and `LEAST_VISITS`."""
-BANDS = (0.0, 0.5, 0.7, 0.9, 1.01)
+BANDS = (0.5, 0.7, 0.9, 1.01)
 """Ends of the bands of validation accuracy."""
 MODULES = ("argparse", "ast", "asyncio.base_events", "_pydecimal", "email.message", "http.client", "inspect", "logging",
            "tarfile", "typing")  # fmt: skip
 """Modules of the standard library, pieces of which are the samples of two tasks."""
 CNN = partial(small_cnn, 28, width=8)
-OF_TWO_CLASSES = ("table, breast cancer", "table, orange juice")
+OF_TWO_CLASSES = (
+    "table, breast cancer",
+    "table, orange juice",
+    "table, breast cancer, slowly",
+    "table, orange juice, slowly",
+)
+SLOWER = 30
+"""The slow tasks have the learning rate divided by this."""
 SECTIONS = 12
 """Number of sections of Debian among which the task of descriptions tells apart."""
 
@@ -182,6 +192,9 @@ TASKS_TRAINED = {
         0.02,
     ),
 }
+for _slow in OF_TWO_CLASSES[2:]:
+    _fast = TASKS_TRAINED[_slow.removesuffix(", slowly")]
+    TASKS_TRAINED[_slow] = replace(_fast, lr=_fast.lr / SLOWER)
 
 
 @dataclass(frozen=True)
@@ -219,6 +232,7 @@ def reading(found: Any, wrong: NDArray[np.bool_]) -> dict[str, float]:
         "wrong": int(wrong.sum()),
         "visits": int(found["times_seen"].min()),
         "agreement": float((found["learned_at"] > 0).mean()),
+        "largest": float(np.bincount(found["label"]).max() / len(wrong)),
         "learned": float((found["learned_at"] / found["times_seen"]).mean()),
         "forgetting": float(found["forgetting"].mean()),
         "confidence": float(found["confidence"].mean()),
@@ -335,17 +349,24 @@ def summary(done: Done) -> list[Row]:
     rows: list[Row] = []
     for (task, kind, share, visits), readings_of_seeds in cells_of(done).items():
         row: dict[str, Any] = {"task": task, "kind": kind, "share": share, "visits": visits}
-        for name in ("accuracy", "agreement", "auroc"):
+        for name in ("accuracy", "agreement", "largest", "auroc"):
             row[name] = interval([one[name] for one in readings_of_seeds])
         possible = min(1, readings_of_seeds[0]["wrong"] / COUNT)
         row["precision"] = interval([one["precision"] / possible for one in readings_of_seeds])
-        row["in_rule"] = visits >= LEAST_VISITS and row["accuracy"]["mean"] >= LEAST_ACCURACY
+        row["in_rule"] = visits >= LEAST_VISITS and _reaches(row, "accuracy")
         rows.append(row)
     return rows
 
 
+def _reaches(row: Row, name: str) -> bool:
+    """Returns whether a share of right predictions is large enough for the rule."""
+    return row[name]["mean"] >= least_agreement(row["largest"]["mean"])
+
+
 def bands(rows: Sequence[Row]) -> list[Row]:
     """Returns a row for each kind and band of accuracy, with intervals over the means of the tasks.
+
+    Cases whose accuracy is too low for the rule have a band of their own.
 
     Args:
         rows: Rows of `summary`.
@@ -355,10 +376,14 @@ def bands(rows: Sequence[Row]) -> list[Row]:
         of_kind = [row for row in rows if row["kind"] == kind]
         few = [row for row in of_kind if row["visits"] < LEAST_VISITS]
         enough = [row for row in of_kind if row["visits"] >= LEAST_VISITS]
-        parts = {f"any, fewer than {LEAST_VISITS} visits": few}
+        within = [row for row in enough if row["in_rule"]]
+        parts = {
+            f"any, fewer than {LEAST_VISITS} visits": few,
+            "too low": [row for row in enough if not row["in_rule"]],
+        }
         for low, high in pairwise(BANDS):
             name = f"{low:g} to {high:g}"
-            parts[name] = [row for row in enough if low <= row["accuracy"]["mean"] < high]
+            parts[name] = [row for row in within if low <= row["accuracy"]["mean"] < high]
         found += [{"kind": kind, "accuracy": name, **_over_tasks(of)} for name, of in parts.items()]
     return found
 
@@ -395,13 +420,17 @@ def rule(rows: Sequence[Row]) -> dict[str, Any]:
     Args:
         rows: Rows of `summary`.
     """
-    found: dict[str, Any] = {"visits": LEAST_VISITS, "accuracy": LEAST_ACCURACY}
+    found: dict[str, Any] = {
+        "visits": LEAST_VISITS,
+        "accuracy": LEAST_AGREEMENT,
+        "gain": LEAST_GAIN,
+    }
     for kind in KINDS:
         for name, in_rule in (("within", True), ("outside", False)):
             of = [row for row in rows if row["kind"] == kind and row["in_rule"] is in_rule]
             found[f"{kind}, {name}"] = _over_tasks(of)
     enough = [row for row in rows if row["visits"] >= LEAST_VISITS]
-    low = [row for row in enough if row["accuracy"]["mean"] < LEAST_ACCURACY]
+    low = [row for row in enough if not row["in_rule"]]
     found["low_accuracy"] = len(low)
     found["low_accuracy_shown"] = sum(_shows_line(row) for row in low)
     found["within"] = sum(row["in_rule"] for row in rows)
@@ -435,7 +464,7 @@ def changes(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 def _shows_line(row: Row) -> bool:
     """Returns whether a data map with these means would show its line."""
-    return row["visits"] < LEAST_VISITS or row["agreement"]["mean"] < LEAST_AGREEMENT
+    return row["visits"] < LEAST_VISITS or not _reaches(row, "agreement")
 
 
 def results(done: Done) -> dict[str, Any]:
@@ -473,13 +502,15 @@ def verdict(found: Mapping[str, Any]) -> str:
     of = found["rule"]
     outside, inside = ([of[f"{kind}, {name}"] for kind in KINDS] for name in ("outside", "within"))
     return (
-        f"**Before the third visit, or with a validation accuracy below one half, do not rely on the suspicions**: the AUROC was as "
+        f"**Before the third visit, or with a validation accuracy that is too low, do not rely on the suspicions**: the AUROC was as "
         f"low as {min(part['least'] for part in outside):.2f} (0.5 is guessing). Measure the accuracy on samples that are not trained "
-        f"on: a network that has learned its labels by heart agrees with the wrong ones, too. `print(found)` adds a line of caution if "
-        f"half of the samples or more were seen fewer than {of['visits']} times, or if the last predictions agree with fewer than "
-        f"half of the labels. The line is not enough: of {of['low_accuracy']} cases with {of['visits']} visits or more and a "
-        f"validation accuracy below one half, it appears in {of['low_accuracy_shown']}.\n\n"
-        f"**The rule**: with at least {of['visits']} visits and a validation accuracy of at least one half, the AUROC "
+        f"on: a network that has learned its labels by heart agrees with the wrong ones, too. Too low is less than one half and, with "
+        f"classes of unlike sizes or few of them, less than p + {of['gain']:g} (1 - p), where p is the share of the largest class: "
+        f"{least_agreement(0.5):.2g} with two classes of the same size. `print(found)` adds a line of caution if half of the samples "
+        f"or more were seen fewer than {of['visits']} times, or if the share of labels that the last predictions agree with is too "
+        f"low in this sense. The line is not enough: of {of['low_accuracy']} cases with {of['visits']} visits or more and a "
+        f"validation accuracy that is too low, it appears in {of['low_accuracy_shown']}.\n\n"
+        f"**The rule**: with at least {of['visits']} visits and a validation accuracy that is not too low, the AUROC "
         f"(the mean of five seeds) was at least "
         f"{promised(inside[0]['least']):.2f} on each of {inside[0]['auroc']['n']} tasks if a wrong label can be any other class "
         f"(symmetric), and at least {promised(inside[1]['least']):.2f} on each of {inside[1]['auroc']['n']} tasks if each class is "
@@ -506,11 +537,7 @@ def table_of_bands(found: Mapping[str, Any]) -> str:
     rows = []
     for row in found["by_accuracy"]:
         if row["rows"]:
-            name = (
-                row["accuracy"]
-                .replace("0 to 0.5", "below 0.5")
-                .replace("0.9 to 1.01", "0.9 or more")
-            )
+            name = row["accuracy"].replace("0.9 to 1.01", "0.9 or more")
             ends = (_cell(row["auroc"]), f"{row['least']:.3f}", _cell(row["precision"]))
             rows.append((row["kind"], name, str(row["auroc"]["n"]), *ends))
     return markdown_table(header, rows)

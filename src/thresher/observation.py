@@ -5,6 +5,7 @@ Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:20
 Study of Example Forgetting", ICLR 2019, arXiv:1812.05159: forgetting.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
@@ -121,12 +122,27 @@ HARDER = {
 LEAST_VISITS = 3
 LEAST_AGREEMENT = 0.5
 """Below these, `DataMap.caution` warns: the median number of visits, and the share of last predictions that are right."""
+LEAST_GAIN = 0.4
+"""Share of what guessing the largest class gets wrong that the network must get right."""
 
 MOST_PRINTED = 20
 """Largest number of groups that a printed `GroupTable` shows."""
 
 OF_ANY_LOSS = ("loss_sum", "loss_squares")
 """Columns that are only needed if the criterion may be something other than a classification loss."""
+
+
+def least_agreement(largest: float) -> float:
+    """Returns the share of right predictions from which the suspicions can be relied on.
+
+    Args:
+        largest: Share of the largest class, [0, 1].
+
+    Example:
+        >>> least_agreement(0.1), least_agreement(0.5)
+        (0.5, 0.7)
+    """
+    return max(LEAST_AGREEMENT, largest + LEAST_GAIN * (1 - largest))
 
 
 class GroupTable(dict[str, NDArray[Any]]):
@@ -186,7 +202,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
     Example:
         >>> data_map = DataMap({"id": np.array([0, 1]), "suspicion": np.array([0.1, 0.9]), "times_seen": np.array([3, 3])})
         >>> data_map.suspects(1), len(data_map), data_map
-        (array([1]), 3, DataMap(2 samples: id, suspicion, times_seen))
+        (array([1]), 3, DataMap(2 samples: id, suspicion, times_seen)
+        Median number of visits: 3.)
     """
 
     def __init__(
@@ -211,8 +228,28 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return len(self._columns)
 
     def __repr__(self) -> str:
-        text = f"DataMap({len(self['id']):,} samples: {', '.join(self)})"
-        return "\n".join(filter(None, (text, self.caution)))
+        lines = [f"DataMap({len(self['id']):,} samples: {', '.join(self)})"]
+        if self._seen.any():
+            lines.append(f"Median number of visits: {self._visits:g}.")
+        if self._agreement is not None:
+            lines[-1] += f" The last predictions agree with {self._agreement:.0%} of the labels."
+        return "\n".join(filter(None, (*lines, self.caution)))
+
+    @property
+    def _seen(self) -> NDArray[np.bool_]:
+        return self["times_seen"] > 0
+
+    @property
+    def _visits(self) -> float:
+        return float(np.median(self["times_seen"][self._seen]))
+
+    @property
+    def _agreement(self) -> float | None:
+        """Share of the last predictions that are right; None if samples have no single class or were not seen."""
+        # Samples that the loader leaves out have no predictions.
+        seen = self._seen
+        known = "predicted" in self and seen.any()
+        return float((self["learned_at"][seen] > 0).mean()) if known else None
 
     @property
     def caution(self) -> str:
@@ -220,15 +257,23 @@ class DataMap(Mapping[str, NDArray[Any]]):
 
         It cannot show that a network has learned wrong labels by heart.
         """
-        seen = self["times_seen"] > 0
-        if not seen.any() or np.median(self["times_seen"][seen]) < LEAST_VISITS:
+        seen = self._seen
+        if not seen.any() or self._visits < LEAST_VISITS:
             return (
                 f"Caution: half of the samples or more were seen fewer than {LEAST_VISITS} times."
             )
-        # Samples that the loader leaves out have no predictions.
-        right = (self["learned_at"][seen] > 0).mean() if "predicted" in self else 1.0
-        if right < LEAST_AGREEMENT:
-            return f"Caution: the last predictions agree with only {right:.0%} of the labels."
+        right = self._agreement
+        if right is None:
+            return ""
+        largest = 0.0
+        guessing = ""
+        if "label" in self:
+            counts = Counter(self["label"][seen].tolist())
+            del counts[-1]  # not known
+            largest = max(counts.values(), default=0) / seen.sum()
+            guessing = f"; always guessing the largest class agrees with {largest:.0%}"
+        if right < least_agreement(largest):
+            return f"Caution: the last predictions agree with only {right:.0%} of the labels{guessing}."
         return ""
 
     def suspects(self, count: int | None = None, *, by_class: bool = False) -> NDArray[np.int64]:

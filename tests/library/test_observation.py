@@ -432,7 +432,7 @@ def test_it_says_when_not_to_rely_on_it():
         columns = {"id": np.arange(4), "times_seen": np.array(visits)}
         found = DataMap({**columns, "learned_at": np.array(learned_at), **more})
         lines = repr(found).splitlines()
-        assert lines[1:] == ([found.caution] if found.caution else [])
+        assert lines[1 + (max(visits) > 0) :] == ([found.caution] if found.caution else [])
         return found.caution
 
     predicted = {"predicted": np.zeros(4)}
@@ -446,6 +446,43 @@ def test_it_says_when_not_to_rely_on_it():
     assert caution([3, 3, 0, 0], [1, 1, 0, 0], **predicted) == ""  # the loader leaves two out
     run, _ = trained(epochs=2)
     assert few in repr(run.data_map())
+
+
+@pytest.mark.parametrize(
+    ("right", "largest", "warns"),
+    [
+        (0.646, 0.61, True),
+        (0.75, 0.61, True),
+        (0.78, 0.61, False),
+        (0.69, 0.5, True),
+        (0.71, 0.5, False),
+        (0.51, 0.1, False),
+        (0.49, 0.1, True),
+    ],
+)
+def test_agreement_is_compared_with_guessing_the_largest_class(right, largest, warns):
+    n = 1000
+    label = np.where(
+        np.arange(n) < largest * n, 0, 1 + np.arange(n) % max(1, round(1 / largest - 1))
+    )
+    columns = {"id": np.arange(n), "times_seen": np.full(n, 5), "label": label}
+    learned = (np.arange(n)[::-1] < right * n).astype(int)
+    found = DataMap({**columns, "learned_at": learned, "predicted": label})
+    state = (
+        f"Median number of visits: 5. The last predictions agree with {right:.0%} of the labels."
+    )
+    assert repr(found).splitlines()[1] == state
+    expected = (
+        f"{right:.0%} of the labels; always guessing the largest class agrees with {largest:.0%}."
+    )
+    assert bool(found.caution) == warns and (expected in found.caution) == warns
+
+
+def test_labels_that_are_not_known_are_no_class():
+    columns = {"id": np.arange(4), "times_seen": np.full(4, 5), "label": np.array([-1, -1, -1, 0])}
+    assert not DataMap(
+        {**columns, "learned_at": np.array([1, 1, 1, 0]), "predicted": np.zeros(4)}
+    ).caution
 
 
 def test_a_predicted_class_without_a_name_is_not_compared_with_a_label_that_has_one():
