@@ -1,5 +1,6 @@
 """The contract check: methods that keep their promises pass, and each broken promise is found and named."""
 
+import inspect
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -264,6 +265,254 @@ class TrainsBackwards(Hides):
         return replace(super().planned(ids, n), lr_scale=1e6)
 
 
+@dataclass(frozen=True)
+class DrawsFromRandom(Hides):
+    def hidden(self, loss: Any, generator: torch.Generator) -> Any:
+        return np.array([random.random() < self.fraction for _ in loss]) & np.isfinite(loss)
+
+
+@dataclass(frozen=True)
+class ReadsTheSeed(Hides):
+    """Reads a global random state and leaves it as it is."""
+
+    def hidden(self, loss: Any, generator: torch.Generator) -> Any:
+        return np.roll(super().hidden(loss, generator), torch.initial_seed()) & np.isfinite(loss)
+
+
+SMOOTH_QUESTIONS: list[int] = []
+
+
+@dataclass(frozen=True)
+class RemembersQuestions(Hides):
+    """Answers the same question alike, until it has met one of another kind."""
+
+    def hidden(self, loss: Any, generator: torch.Generator) -> Any:
+        if is_kind(torch.from_numpy(loss), "smooth"):
+            SMOOTH_QUESTIONS.append(1)
+        hidden = super().hidden(loss, generator)
+        return np.roll(hidden, len(SMOOTH_QUESTIONS)) & np.isfinite(loss)
+
+
+@dataclass(frozen=True)
+class AnswersByIdentity(Hides):
+    """A copy answers differently."""
+
+    def hidden(self, loss: Any, generator: torch.Generator) -> Any:
+        return np.roll(super().hidden(loss, generator), id(self) // 16 % 47) & np.isfinite(loss)
+
+
+@dataclass(frozen=True)
+class HidesTheLost(Hides):
+    """Keeps samples without a finite loss, unless no other samples are left."""
+
+    def hidden(self, loss: Any, generator: torch.Generator) -> Any:
+        if np.isfinite(loss).any() or np.isneginf(loss[0]) or len(loss) == 1:
+            return super().hidden(loss, generator)
+        return np.arange(len(loss)) > 0
+
+
+@dataclass(frozen=True)
+class ReadsFeatures(Hides):
+    """A sound method that reads a pass over all samples."""
+
+    card: ClassVar[Card] = CARD_OF_BATCHES
+
+    def columns(self) -> dict[str, Column]:
+        return {}
+
+    def full_pass(self, epoch: int, epochs: int) -> tuple[str, ...]:
+        return ("feature",)
+
+    def plan_epoch(
+        self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
+        sizes = records["feature"].square().sum(1)
+        return self.planned(ids_of(~self.hidden(on_host(sizes), generator)), len(sizes))
+
+
+@dataclass(frozen=True)
+class HidesNanFeatures(ReadsFeatures):
+    hidden = HidesNan.hidden
+
+
+@dataclass(frozen=True)
+class ChangesFeatures(ReadsFeatures):
+    def plan_epoch(self, records: Any, **rest: Any) -> EpochPlan:
+        plan = ReadsFeatures.plan_epoch(self, records, **rest)
+        records["feature"].mul_(0.5)
+        return plan
+
+    plan_epoch.__signature__ = inspect.signature(Hides.plan_epoch)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class AsksForMore(ReadsFeatures):
+    def full_pass(self, epoch: int, epochs: int) -> tuple[str, ...]:
+        return ("feature", "loss")
+
+
+@dataclass(frozen=True)
+class HoldsRecords(Hides):
+    """Its weights are a column, unless that is all 0."""
+
+    card: ClassVar[Card] = replace(CARD, bytes_per_sample=8)
+
+    def columns(self) -> dict[str, Column]:
+        return {**super().columns(), "seen": Column(torch.float32, signal="epoch")}
+
+    def plan_epoch(
+        self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
+        seen = records["seen"]
+        n = len(seen)
+        weights = seen if bool(seen.any()) else torch.ones(n)
+        return replace(self.planned(torch.arange(n), n), weights=weights)
+
+
+class NoDataclass:
+    stage: ClassVar[Literal["epoch"]] = "epoch"
+    card: ClassVar[Card] = CARD
+    columns = Hides.columns
+    plan_epoch = Hides.plan_epoch
+
+
+@dataclass(frozen=True)
+class OwnsNestedList(Hides):
+    table: Any = field(default_factory=lambda: (1, (2, [3])))
+
+
+@dataclass
+class Unhashable:
+    """A value without a hash."""
+
+
+@dataclass(frozen=True)
+class HasNoHash(Hides):
+    inner: Any = field(default_factory=Unhashable)
+
+
+@dataclass(frozen=True)
+class CopiesDifferently(Hides):
+    def __reduce__(self) -> Any:
+        return CopiesDifferently, (0.4,)
+
+
+@dataclass(frozen=True)
+class HashesByIdentity(Hides):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class HasUnreadableRepr(Hides):
+    def __repr__(self) -> str:
+        return "<a method>"
+
+
+@dataclass(frozen=True)
+class InfiniteFact(Hides):
+    def planned(self, ids: Tensor, n: int) -> EpochPlan:
+        plan = super().planned(ids, n)
+        return replace(plan, facts={**plan.facts, "largest": float("inf")})
+
+
+@dataclass(frozen=True)
+class FactIsText(Hides):
+    def planned(self, ids: Tensor, n: int) -> EpochPlan:
+        plan = super().planned(ids, n)
+        return replace(plan, facts={**plan.facts, "rule": "smallest"})
+
+
+@dataclass(frozen=True)
+class Weighted(Hides):
+    weight: float = -1.0
+
+    def planned(self, ids: Tensor, n: int) -> EpochPlan:
+        return replace(super().planned(ids, n), weights=torch.full((len(ids),), self.weight))
+
+
+@dataclass(frozen=True)
+class ReturnsIds(Hides):
+    def planned(self, ids: Tensor, n: int) -> Any:
+        return ids
+
+
+@dataclass(frozen=True)
+class RemembersUnknown(Hides):
+    def planned(self, ids: Tensor, n: int) -> EpochPlan:
+        return replace(super().planned(ids, n), remember={"loss": torch.zeros(n)})
+
+
+def failing_merge(old: Tensor, new: Tensor) -> Tensor:
+    raise ArithmeticError("cannot merge")
+
+
+@dataclass(frozen=True)
+class MergeFails(Hides):
+    def columns(self) -> dict[str, Column]:
+        return {"loss": Column(torch.float32, fill=NEVER_SEEN, merge=failing_merge)}
+
+
+def is_kind(loss: Tensor, kind: str) -> bool:
+    """Whether losses are of a kind of values of the check."""
+    finite = loss[loss.isfinite()]
+    return {
+        "smooth": bool((finite * 8 != (finite * 8).round()).any()),
+        "equal": len(finite) > 1 and bool((finite == finite[0]).all() and finite[0] != 0),
+        "zero": len(finite) > 1 and not bool(finite.any()),
+        "huge": bool((finite > 1e20).any()),
+        "spoilt": bool(loss.isnan().any()) and len(finite) > 0,
+        "lost": len(loss) > 1 and bool(loss.isnan().any()) and not len(finite),
+        "one": len(loss) == 1,
+        "two": len(loss) == 2,
+        "seven": len(loss) == 7,
+    }[kind]
+
+
+@dataclass(frozen=True)
+class FailsOn(Hides):
+    """Fails for one kind of losses."""
+
+    kind: str = "one"
+
+    def hidden(self, loss: Any, generator: torch.Generator) -> Any:
+        if is_kind(torch.from_numpy(loss), self.kind):
+            raise ArithmeticError(self.kind)
+        return super().hidden(loss, generator)
+
+
+@dataclass(frozen=True)
+class NeedsContiguous(Hides):
+    def plan_epoch(
+        self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
+        loss = records["loss"]
+        dense = torch.as_strided(loss, loss.shape, (1,))
+        return super().plan_epoch({"loss": dense}, epoch=epoch, epochs=epochs, generator=generator)
+
+
+@dataclass(frozen=True)
+class RefusesTraining(Hides):
+    def check(self, ids: Tensor) -> None:
+        raise ValueError("no such samples")
+
+
+SEEN_EPOCHS: dict[int, int] = {}
+
+
+@dataclass(frozen=True)
+class CountsPlans(Hides):
+    """Plans of a training of four epochs depend on how often it has planned them."""
+
+    def plan_epoch(
+        self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator
+    ) -> EpochPlan:
+        plan = super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
+        if epochs != 4:
+            return plan
+        SEEN_EPOCHS[epoch] = SEEN_EPOCHS.get(epoch, 0) + 1
+        return replace(plan, lr_scale=1 + 0.1 * SEEN_EPOCHS[epoch])
+
+
 # Batch methods that break a promise
 
 
@@ -395,6 +644,124 @@ class NoPlan(Keeps):
         return torch.arange(1), {}
 
 
+@dataclass(frozen=True)
+class OtherNamesOfBatch(Keeps):
+    def plan_batch(self, signals: Any, state: Any, *, step: int) -> Any:  # type: ignore[override]
+        return super().plan_batch(signals, state, step=step, generator=torch.Generator())
+
+
+@dataclass(frozen=True)
+class HoldsState(Keeps):
+    def init_state(self) -> dict[str, Any]:
+        return {"steps": torch.zeros(2)}
+
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, _ = super().plan_batch(signals, state, step=step, generator=generator)
+        return plan, {"steps": state["steps"].flip(0).flip(0) + 1, "last": state["steps"][:1]}
+
+
+START = (0.0,)
+
+
+@dataclass(frozen=True)
+class StateByIdentity(Keeps):
+    """Loaded state is not the object that it was."""
+
+    def init_state(self) -> dict[str, Any]:
+        return {"start": START}
+
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, _ = super().plan_batch(signals, state, step=step, generator=generator)
+        weights = torch.full(plan.rows.shape, 1.0 if state["start"] is START else 2.0)
+        return replace(plan, weights=weights.to(plan.rows.device)), dict(state)
+
+
+@dataclass(frozen=True)
+class RowsOnCpu(Keeps):
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, after = super().plan_batch(signals, state, step=step, generator=generator)
+        on_cpu = plan.rows if plan.rows.device.type == "cpu" else torch.arange(len(plan.rows))
+        return replace(plan, rows=on_cpu), after
+
+
+@dataclass(frozen=True)
+class BeyondTheBatch(Keeps):
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, after = super().plan_batch(signals, state, step=step, generator=generator)
+        return replace(plan, rows=plan.rows + 1), after
+
+
+@dataclass(frozen=True)
+class ActiveFails(Undecided):
+    def active(self, progress: float, step: int) -> Any:
+        return 1 / (1 - progress) > 0
+
+
+@dataclass(frozen=True)
+class WeightedRows(Keeps):
+    weight: float = -1.0
+
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, after = super().plan_batch(signals, state, step=step, generator=generator)
+        weights = torch.full(plan.rows.shape, self.weight, device=plan.rows.device) * 1e38
+        return replace(plan, weights=weights), after
+
+
+@dataclass(frozen=True)
+class WeighsByRow(Keeps):
+    """Chooses the same samples in any order, but weighs the first row more."""
+
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, after = super().plan_batch(signals, state, step=step, generator=generator)
+        first = torch.arange(len(plan.rows), device=plan.rows.device) == 0
+        return replace(plan, weights=1.0 + first), after
+
+
+@dataclass(frozen=True)
+class RemembersFirstRow(Keeps):
+    def init_state(self) -> dict[str, Any]:
+        return {"first": torch.zeros(1)}
+
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, _ = super().plan_batch(signals, state, step=step, generator=generator)
+        return plan, {"first": signals["loss"][:1] + 0}
+
+
+@dataclass(frozen=True)
+class NoFactOfBatch(Keeps):
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        plan, after = super().plan_batch(signals, state, step=step, generator=generator)
+        return replace(plan, facts={}), after
+
+
+@dataclass(frozen=True)
+class NeedsContiguousRows(Keeps):
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        loss = signals["loss"]
+        signals = {**signals, "loss": torch.as_strided(loss, loss.shape, (1,))}
+        return super().plan_batch(signals, state, step=step, generator=generator)
+
+
+@dataclass(frozen=True)
+class FailsOnRows(Keeps):
+    """Fails for one kind of losses, or number of rows."""
+
+    kind: str = "one"
+
+    def scores(self, signals: Any) -> Tensor:
+        if signals["loss"].device.type == "cpu" and is_kind(signals["loss"], self.kind):
+            raise ArithmeticError(self.kind)
+        return signals["loss"]
+
+
+@dataclass(frozen=True)
+class FailsLate(Keeps):
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        if step > 20:
+            raise ArithmeticError("too many steps")
+        return super().plan_batch(signals, state, step=step, generator=generator)
+
+
 # Methods of the third stage
 
 
@@ -422,8 +789,50 @@ class DropsAtRandom(Drops):
         return torch.randperm(n)[: n // 2].sort().values
 
 
+@dataclass(frozen=True)
+class DropsWrongly(Drops):
+    """Returns what cannot be ids of kept samples."""
+
+    returned: str = "list"
+
+    def kept(self, n: int) -> Any:
+        ids = torch.arange(n)
+        return {
+            "list": ids.tolist(),
+            "floats": ids.float(),
+            "table": ids[None],
+            "descending": ids.flip(0),
+            "repeated": torch.cat([ids, ids[-1:]]),
+            "beyond": ids + 1,
+            "negative": ids - 1,
+        }[self.returned]
+
+
+@dataclass(frozen=True)
+class DropsNothing(Drops):
+    def kept(self, n: int) -> Tensor:
+        raise ArithmeticError("cannot choose")
+
+
+@dataclass(frozen=True)
+class DropsByCall(Drops):
+    def kept(self, n: int) -> Tensor:
+        CALLS.append(1)
+        return torch.arange(1 + len(CALLS) % (n - 1))
+
+
+@dataclass(frozen=True)
+class Misspelt(Keeps):
+    def actve(self, progress: float, step: int) -> bool:
+        return progress > 0.1
+
+
 def test_a_method_that_decides_before_training_passes() -> None:
     check_method(Drops())
+
+
+def test_a_method_with_a_pass_over_all_samples_passes() -> None:
+    check_method(ReadsFeatures())
 
 
 @pytest.mark.parametrize(
@@ -472,14 +881,90 @@ def test_a_method_that_decides_before_training_passes() -> None:
         (Descending(), "its rows are not ascending"),
         (Undecided(), r"active\(0.0, 0\) is 0.0, it must be True or False"),
         (NoPlan(), "plan_batch returned Tensor, not"),
+        (DrawsFromRandom(), "draws from global random state"),
+        (ReadsTheSeed(), "its answer depends on global random state"),
+        (RemembersQuestions(), "answers differently"),
+        (AnswersByIdentity(), "answers differently to the same question"),
+        (HidesTheLost(), "hides samples whose loss is (nan|inf|-inf)"),
+        (HidesNanFeatures(), "hides samples whose loss is (nan|inf|-inf)"),
+        (ChangesFeatures(), "changes the records it is given"),
+        (
+            AsksForMore(),
+            "full_pass asks for .*; it can ask for 'error', 'feature' and 'label' only",
+        ),
+        (HoldsRecords(), "its plan holds on to the records: it changes when they do"),
+        (NoDataclass(), "is not a dataclass"),
+        (OwnsNestedList(), "its setting `table` owns a list"),
+        (HasNoHash(), "hash, pickle or deepcopy raised TypeError: unhashable type"),
+        (CopiesDifferently(), "pickle gives another method: CopiesDifferently"),
+        (HashesByIdentity(), "pickle gives another method: HashesByIdentity"),
+        (HasUnreadableRepr(), r"eval\(repr\(method\)\) raised SyntaxError"),
+        (InfiniteFact(), "its plan has the fact 'largest' = inf; facts are finite plain numbers"),
+        (FactIsText(), "its plan has the fact 'rule' = 'smallest'; facts are finite plain numbers"),
+        (Weighted(weight=-1.0), "its plan has weights that are not finite, negative, or all 0"),
+        (Weighted(weight=0.0), "its plan has weights that are not finite, negative, or all 0"),
+        (ReturnsIds(), "plan_epoch returned Tensor, it must return a thresher.EpochPlan"),
+        (RemembersUnknown(), "what its plan wants to remember raised ValueError: EpochPlan"),
+        (MergeFails(), "a merge of its columns raised ArithmeticError: cannot merge"),
+        *(
+            (FailsOn(kind=kind), f"plan_epoch of epoch .* raised ArithmeticError: {kind}$")
+            for kind in ("smooth", "equal", "zero", "huge", "spoilt", "lost", "one")
+        ),
+        (NeedsContiguous(), "columns that are not contiguous in memory give another plan"),
+        (RefusesTraining(), "a training with it attached raised ValueError: no such samples"),
+        (CountsPlans(), "a run that is resumed in the middle of an epoch differs"),
+        (OtherNamesOfBatch(), "plan_batch takes step by name, not step, generator"),
+        (HoldsState(), "its plan or its state holds on to the signals"),
+        (StateByIdentity(), "answers differently after its state was saved and loaded"),
+        (RowsOnCpu(), "its rows are on cpu, its signals on meta|plan_batch waits for the device"),
+        (BeyondTheBatch(), "its rows are not within a batch of"),
+        (ActiveFails(), r"active\(1.0, 4\) raised ZeroDivisionError"),
+        (WeightedRows(weight=-1.0), "its plan has weights that are not finite, negative, or all 0"),
+        (WeightedRows(weight=0.0), "its plan has weights that are not finite, negative, or all 0"),
+        (WeightedRows(weight=10.0), "its plan has weights that are not finite, negative, or all 0"),
+        (WeighsByRow(), "another order of a batch's rows gives other samples, weights or states"),
+        (RemembersFirstRow(), "another order of a batch's rows gives other samples, weights or"),
+        (NoFactOfBatch(), "its plan has no fact 'scheduled_fraction'"),
+        (NeedsContiguousRows(), "signals that are not contiguous in memory give other samples"),
+        *(
+            (FailsOnRows(kind=kind), f"plan_batch of .* samples raised ArithmeticError: {kind}$")
+            for kind in ("smooth", "equal", "zero", "huge", "spoilt", "lost", "one", "two", "seven")
+        ),
+        (FailsLate(), "a training with it attached raised ArithmeticError: too many steps"),
+        *(
+            (DropsWrongly(returned=kind), sentence)
+            for kind, sentence in {
+                "list": "kept returned list, it must return a tensor of ids",
+                "floats": "kept returned torch.float32 of shape",
+                "table": "kept returned torch.int64 of shape",
+                "descending": r"kept\(50\) is not ascending within the dataset",
+                "repeated": r"kept\(50\) is not ascending within the dataset",
+                "beyond": r"kept\(50\) is not ascending within the dataset",
+                "negative": r"kept\(50\) is not ascending within the dataset",
+            }.items()
+        ),
+        (DropsNothing(), r"kept\(50\) raised ArithmeticError: cannot choose"),
+        (DropsByCall(), "its answer depends on global random state|answers differently"),
         (DropsAll(), r"kept\(50\) is not ascending within the dataset, or empty"),
         (DropsAtRandom(), "draws from global random state"),
     ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
 )
 def test_a_broken_promise_is_named(method: Any, sentence: str) -> None:
     with pytest.raises(ContractError, match=f"^{type(method).__name__}: ({sentence})"):
         check_method(method)
+
+
+@dataclass(frozen=True)
+class DependsOnDevice(Keeps):
+    def scores(self, signals: Any) -> Tensor:
+        return -signals["loss"] if signals["loss"].is_cuda else signals["loss"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_method_that_depends_on_the_device() -> None:
+    with pytest.raises(ContractError, match="chooses differently if the signals are on a GPU"):
+        check_method(DependsOnDevice())
 
 
 def test_what_is_no_method() -> None:
@@ -501,6 +986,8 @@ def test_what_is_no_method() -> None:
         ContractError, match="^Half: has stage = 'batch' but lacks init_state, plan_batch$"
     ):
         check_method(Half())
+    with pytest.raises(ContractError, match=r"^Misspelt\.actve is neither .* name is 'active'"):
+        check_method(Misspelt())
 
 
 @dataclass(frozen=True)
