@@ -314,16 +314,17 @@ class DataMap(Mapping[str, NDArray[Any]]):
             order = order[np.argsort(place, kind="stable")]
         return self["id"][seen[order[:count]]]
 
-    def by(self, source: Any, count: int | None = None) -> "GroupTable":
+    def by(self, source: Any, count: int | None = None, *, at_least: int = 20) -> "GroupTable":
         """Compares groups of samples, such as the annotators, the series of windows, or the customers of rows.
 
-        Samples that were never seen are left out.
+        Samples that were never seen are left out. Hard classes come first in `by("label")`, whether or not their labels are wrong.
 
         Args:
             source: Name of a column of the table; or the group of each sample, shape (N,), numbers or strings. Other objects
                 are grouped by their text, such as "None".
             count: Number of first suspects whose share in each group is computed, 1 or more. Default: a tenth of the samples
                 that were seen, at least 1.
+            at_least: Smaller groups are pooled as "other", because the mean of a few samples says little. Default: 20 samples.
 
         Returns:
             A dictionary of arrays of shape (G,), sorted by `loss_mean` or, without it, by `suspicion`, the largest first:
@@ -333,16 +334,18 @@ class DataMap(Mapping[str, NDArray[Any]]):
             - `loss_mean`: mean of the column `loss_mean`; `loss`, the mean of the last losses, if there is no such column.
             - `suspicion`: mean suspicion, [0, 1].
             - `suspects`: share of the group's samples that are among the first `count` of `suspects`, [0, 1].
+            - `relative`: `suspects` divided by what the classes of the group's samples would give: the mean share of suspects of
+              these classes. It is above 1 if the group has more suspects than others with its classes. Only if classes are known.
 
             A group without a sample that was seen comes last, with NaN. A group with a loss of NaN comes first.
 
         Raises:
             KeyError: The table has no such column.
-            ValueError: `source` does not have one value per sample, or `count` is below 1.
+            ValueError: `source` does not have one value per sample, `count` is below 1, or `at_least` below 0.
 
         Example:
             >>> columns = {"id": np.arange(4), "loss": np.ones(4), "suspicion": np.array([0.9, 0.1, 0.7, 0.3])}
-            >>> DataMap(columns | {"times_seen": np.full(4, 5)}).by(["Bo", "Al", "Bo", "Al"], 1)
+            >>> DataMap(columns | {"times_seen": np.full(4, 5)}).by(["Bo", "Al", "Bo", "Al"], 1, at_least=2)
             group  samples  loss  suspicion  suspects
             Bo           2     1        0.8       0.5
             Al           2     1        0.2         0
@@ -361,24 +364,39 @@ class DataMap(Mapping[str, NDArray[Any]]):
         seen = self["times_seen"] > 0
         if count is None:
             count = max(1, int(seen.sum()) // 10)
-        if count < 1:
-            raise ValueError(f"by: `count` must be 1 or more, got {count}")
+        if count < 1 or at_least < 0:
+            raise ValueError(
+                f"by: `count` must be 1 or more and `at_least` 0 or more, got {count} and {at_least}"
+            )
         codes = codes[seen]
         samples = np.bincount(codes, minlength=len(groups))
+        small = samples < at_least
+        if small.any():
+            groups = np.array([*groups[~small].tolist(), "other"], dtype=object)
+            codes = np.where(small, len(groups) - 1, np.cumsum(~small) - 1)[codes]
+            samples = np.bincount(codes, minlength=len(groups))
 
         def mean(column: NDArray[Any]) -> NDArray[np.float64]:
-            sums = np.bincount(codes, weights=column[seen], minlength=len(groups))
+            sums = np.bincount(codes, weights=column, minlength=len(groups))
             return sums / np.where(samples > 0, samples, np.nan)
+
+        suspected = np.isin(self["id"], self.suspects(count))[seen]
 
         # A mean of ranks, which `suspicion` is without classes, would hide how large the losses are.
         loss = "loss_mean" if "loss_mean" in self else "loss"
         table = {
             "group": groups,
             "samples": samples,
-            loss: mean(self[loss]),
-            "suspicion": mean(self["suspicion"]),
-            "suspects": mean(np.isin(self["id"], self.suspects(count))),
+            loss: mean(self[loss][seen]),
+            "suspicion": mean(self["suspicion"][seen]),
+            "suspects": mean(suspected),
         }
+        if "label" in self:
+            _, labels, sizes = np.unique(
+                self["label"][seen], return_inverse=True, return_counts=True
+            )
+            expected = mean((np.bincount(labels, weights=suspected) / sizes)[labels])
+            table["relative"] = table["suspects"] / np.where(expected > 0, expected, np.nan)
         key = table.get("loss_mean", table["suspicion"])
         place = np.where(samples > 0, np.nan_to_num(key, nan=np.inf, posinf=np.inf), -np.inf)
         order = np.argsort(-place, kind="stable")

@@ -506,33 +506,37 @@ def of_sources(**changed):
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
 def test_sources_are_compared_over_the_samples_that_were_seen(kind):
-    table = of_sources().by(kind([7, 8, 8, 7, 9]), 1)
+    table = of_sources().by(kind([7, 8, 8, 7, 9]), 1, at_least=0)
     assert table["group"].tolist() == [7, 8, 9] and table["samples"].tolist() == [2, 2, 0]
     np.testing.assert_allclose(table["loss"], [3.5, 1.5, np.nan])
     np.testing.assert_allclose(table["suspicion"], [0.8, 0.3, np.nan])
     np.testing.assert_allclose(table["suspects"], [0.5, 0, np.nan])
-    np.testing.assert_allclose(of_sources().by([7, 8, 8, 7, 9], 2)["suspects"], [1, 0, np.nan])
+    np.testing.assert_allclose(
+        of_sources().by([7, 8, 8, 7, 9], 2, at_least=0)["suspects"], [1, 0, np.nan]
+    )
 
 
 def test_a_source_is_a_column_or_has_objects_of_several_types():
     found = of_sources(label=np.array(["b", "a", "a", "b", "b"]))
-    assert found.by("label")["group"].tolist() == ["b", "a"]
-    table = found.by(np.array(["x", np.nan, None, "x", "x"], dtype=object))
+    assert found.by("label", at_least=0)["group"].tolist() == ["b", "a"]
+    table = found.by(np.array(["x", np.nan, None, "x", "x"], dtype=object), at_least=0)
     assert dict(zip(table["group"], table["samples"], strict=True)) == {"x": 2, "nan": 1, "None": 1}
 
 
 def test_without_classes_sources_are_sorted_by_the_mean_loss_of_training():
     means = np.array([1.0, 2.0, 8.0, 4.0, np.nan])
-    table = of_sources(loss_mean=means).by(["a", "b", "b", "a", "a"])
+    table = of_sources(loss_mean=means).by(["a", "b", "b", "a", "a"], at_least=0)
     assert table["group"].tolist() == ["b", "a"] and table["loss_mean"].tolist() == [5, 2.5]
     assert table["suspicion"][0] < table["suspicion"][1] and "loss" not in table
-    table = of_sources(loss_mean=np.where(means == 1, np.inf, means)).by(["a", "b", "b", "a", "c"])
+    table = of_sources(loss_mean=np.where(means == 1, np.inf, means)).by(
+        ["a", "b", "b", "a", "c"], at_least=0
+    )
     assert table["group"].tolist() == ["a", "b", "c"] and np.isinf(table["loss_mean"][0])
 
 
 def test_a_source_with_a_loss_of_nan_comes_first():
     found = of_sources(suspicion=np.array([0.9, np.nan, 0.5, 0.7, np.nan]))
-    table = found.by(["a", "b", "b", "a", "c"])
+    table = found.by(["a", "b", "b", "a", "c"], at_least=0)
     assert table["group"].tolist() == ["b", "a", "c"]
     assert np.isnan(table["suspicion"]).tolist() == [True, False, True]
 
@@ -540,20 +544,53 @@ def test_a_source_with_a_loss_of_nan_comes_first():
 def test_a_tenth_of_the_samples_are_the_first_suspects():
     columns = {"id": np.arange(40), "loss": np.ones(40), "times_seen": np.ones(40)}
     found = DataMap({**columns, "suspicion": np.linspace(0, 1, 40)})
-    np.testing.assert_allclose(found.by(np.arange(40) >= 30)["suspects"], [0.4, 0])
-    assert np.isnan(of_sources(times_seen=np.zeros(5)).by(["a"] * 5)["suspects"]).all()
+    np.testing.assert_allclose(found.by(np.arange(40) >= 30, at_least=0)["suspects"], [0.4, 0])
+    assert np.isnan(of_sources(times_seen=np.zeros(5)).by(["a"] * 5, at_least=0)["suspects"]).all()
+
+
+def test_small_sources_are_pooled():
+    n = 60
+    columns = {"id": np.arange(n), "times_seen": np.ones(n), "loss": np.ones(n)}
+    found = DataMap(columns | {"suspicion": np.linspace(0, 1, n)})
+    source = np.repeat([3, 4, 5, 6], [20, 21, 18, 1])
+    table = found.by(source, 10)
+    assert table["group"].tolist() == ["other", 4, 3] and table["samples"].tolist() == [19, 21, 20]
+    np.testing.assert_allclose(table["suspects"], [10 / 19, 0, 0])
+    assert found.by(source, at_least=21)["group"].tolist() == [4, "other"]
+    assert found.by(source, at_least=0)["group"].tolist() == [6, 5, 4, 3]
+    assert found.by(source, at_least=0)["group"].dtype.kind == "i"
+    with pytest.raises(ValueError, match="`at_least` 0 or more, got 6 and -1"):
+        found.by(source, at_least=-1)
+
+
+def test_a_source_with_hard_classes_is_compared_with_its_classes():
+    """Class 1 is hard. The first source labels it alone, and rightly; the second makes errors in the easy class."""
+    label = np.repeat([1, 0, 0, 1], [100, 100, 400, 400])
+    source = np.repeat(["hard", "wrong", "rest", "rest"], [100, 100, 400, 400])
+    suspicion = np.where(label == 1, 0.5, 0.1)
+    suspicion[:20] = suspicion[600:680] = 0.8  # a fifth of the hard class in each source
+    suspicion[100:120] = 0.9  # a fifth of the easy class, of one source
+    columns = {"id": np.arange(1000), "times_seen": np.ones(1000), "loss": np.ones(1000)}
+    found = DataMap(columns | {"suspicion": suspicion, "label": label})
+    table = found.by(source, 120)
+    assert table["group"].tolist() == ["hard", "rest", "wrong"]
+    np.testing.assert_allclose(table["suspects"], [0.2, 0.1, 0.2])
+    np.testing.assert_allclose(table["relative"], [1, 0.1 / 0.12, 5])
+    np.testing.assert_allclose(found.by("label", 120)["relative"], [1, 1])
+    # A class without a suspect gives none.
+    assert np.isnan(found.by("label", 1)["relative"][0])
 
 
 def test_a_long_table_of_sources_is_cut_and_counts_stay_whole():
     n = 12_345
     columns = {"id": np.arange(n), "loss": np.full(n, 12.345), "times_seen": np.ones(n)}
     found = DataMap({**columns, "suspicion": np.full(n, 0.5)})
-    assert repr(found.by(["b"] * n)) == (
+    assert repr(found.by(["b"] * n, at_least=0)) == (
         "group  samples  loss  suspicion  suspects\nb        12345  12.3        0.5       0.1"
     )
-    lines = repr(found.by(np.arange(n))).splitlines()
+    lines = repr(found.by(np.arange(n), at_least=0)).splitlines()
     assert len(lines) == 22 and lines[-1] == "(12,325 more)"
-    assert len(repr(found.by(np.arange(n) % 20)).splitlines()) == 21
+    assert len(repr(found.by(np.arange(n) % 20, at_least=0)).splitlines()) == 21
 
 
 @pytest.mark.parametrize(
@@ -568,7 +605,7 @@ def test_sources_without_a_value_per_sample_are_refused(source):
 def test_unknown_columns_and_counts_are_refused_for_sources():
     with pytest.raises(KeyError, match="no column 'annotator'; use one of id, times_seen"):
         of_sources().by("annotator")
-    with pytest.raises(ValueError, match="by: `count` must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="by: `count` must be 1 or more .* got 0 and 20"):
         of_sources().by(["a"] * 5, 0)
 
 
