@@ -3,10 +3,11 @@
 import base64
 import importlib
 import io
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ WIDTH = 150
 """Width of a sample."""
 LINE_HEIGHT = 14
 """Height of a line of text."""
-LINE_CHARACTERS = 21
-"""Largest number of characters of a line."""
+TEXT_WIDTH = WIDTH - 2 * GAP
+"""Largest width of a line of text."""
 CAPTION_LINES = 5
 """Number of lines below a picture."""
 
@@ -171,8 +172,8 @@ def _draw(title: str, cards: Sequence[SampleCard]) -> Any:
     draw = drawing.Draw(sheet)
 
     def write(top: int, lines: Sequence[str], most: int) -> None:
-        wrapped = [part for line in lines for part in textwrap.wrap(line, LINE_CHARACTERS)]
-        draw.text((left, top), "\n".join(wrapped[:most]), "black", font, spacing=2)
+        wrapped = chain.from_iterable(wrap(line, font.getlength) for line in lines)
+        draw.text((left, top), "\n".join(islice(wrapped, most)), "black", font, spacing=2)
 
     draw.text((GAP, GAP), title, "black", font)
     for place, card in enumerate(cards):
@@ -186,6 +187,28 @@ def _draw(title: str, cards: Sequence[SampleCard]) -> Any:
             sheet.paste(enlarged, (left, top))
         write(top + SIDE, card.lines, CAPTION_LINES)
     return sheet
+
+
+def wrap(line: str, measure: Callable[[str], float]) -> Iterator[str]:
+    """Yields the parts of a line that are at most `TEXT_WIDTH` wide, broken at spaces or within a word that is wider.
+
+    Args:
+        line: The line.
+        measure: Function that returns the width of a text, in pixels.
+
+    Example:
+        >>> list(wrap("a long text, iiiii", lambda text: 20 * len(text)))
+        ['a long', 'text,', 'iiiii']
+    """
+    rest = line.strip()
+    while rest:
+        end = bisect_right(range(1, len(rest) + 1), TEXT_WIDTH, key=lambda end: measure(rest[:end]))
+        space = rest.rfind(" ", 0, end + 1)
+        if end < len(rest) and space > 0:
+            end = space
+        end = max(1, end)
+        yield rest[:end].rstrip()
+        rest = rest[end:].lstrip()
 
 
 def picture_or_text(given: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import thresher
-from thresher import DataMap
+from thresher import DataMap, sheet
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("matplotlib")
@@ -204,17 +204,36 @@ def test_a_page_has_the_suspects_in_their_order(tmp_path):
 def test_a_picture_has_every_sample_in_its_place(tmp_path, count, size):
     data = [(np.full((2, 2), i * 20, np.uint8), 0) for i in range(9)]
     DataMap(columns(9), data).sheet(tmp_path / "a.PNG", count)
-    sheet = Image.open(tmp_path / "a.PNG")
-    assert sheet.size == size
+    drawn = Image.open(tmp_path / "a.PNG")
+    assert drawn.size == size
     centers = [(10 + place % 8 * 150 + 64, 28 + place // 8 * 212 + 64) for place in range(count)]
-    assert [sheet.getpixel(at)[0] for at in centers] == [160 - 20 * place for place in range(count)]
-    assert np.asarray(sheet)[160:200, 10:100].min() < 128  # the lines below the first one
+    assert [drawn.getpixel(at)[0] for at in centers] == [160 - 20 * place for place in range(count)]
+    assert np.asarray(drawn)[160:200, 10:100].min() < 128  # the lines below the first one
 
 
 def test_texts_are_drawn(tmp_path):
     DataMap(columns(), ["Ä text\n\nthat is long" * 9] * 3).sheet(tmp_path / "a.png", 1)
     drawn = np.asarray(Image.open(tmp_path / "a.png"))[28:156]
     assert drawn[:, :150].min() < 128 and drawn[:, 160:].min() == 255
+
+
+@pytest.mark.parametrize("word", ["W" * 60, "WIDE WORDS " * 6, "漢字" * 30])
+def test_wide_letters_stay_in_their_column(tmp_path, word):
+    names = {"label": np.zeros(3, dtype=np.int64), "predicted": np.ones(3, dtype=np.int64)}
+    found = DataMap(columns() | names, [word] * 3)
+    found.sheet(tmp_path / "a.png", 1, classes=[word, word])
+    drawn = np.asarray(Image.open(tmp_path / "a.png"))[28:]
+    assert drawn[:, 10:140].min() < 128 and drawn[:, 141:].min() == 255
+
+
+def test_lines_are_broken_at_spaces_and_lose_nothing():
+    def wrapped(line):
+        return list(sheet.wrap(line, lambda text: 13 * len(text)))
+
+    assert wrapped("one two three four five") == ["one two", "three four", "five"]
+    assert wrapped("a" * 23 + " b") == ["a" * 10, "a" * 10, "aaa b"]
+    assert wrapped("  ") == [] and wrapped("exactly 10") == ["exactly 10"]
+    assert list(sheet.wrap("ab", lambda text: 1000.0)) == ["a", "b"]
 
 
 def test_random_states_stay_as_they_are(tmp_path):

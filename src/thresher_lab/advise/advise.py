@@ -285,7 +285,7 @@ def _lines_on_ways(measured: Measured, advice: Mapping[str, Any]) -> list[str]:
         rows.append(f"  {way}".ljust(WAY_WIDTH) + cells)
     if measured.fallback is not None:
         rows.append(
-            "One forward pass saves no part of the backward pass: the model cannot be traced."
+            f"One forward pass saves no part of the backward pass: the model cannot be traced ({measured.fallback})."
         )
     return rows
 

@@ -101,7 +101,8 @@ def test_a_model_that_cannot_be_traced_saves_nothing_in_one_pass():
     text = said(replace(MEASURED, fallback="it has hooks"))
     assert "selection within the batch, in one forward pass               none" in text
     assert (
-        "One forward pass saves no part of the backward pass: the model cannot be traced." in text
+        "One forward pass saves no part of the backward pass: the model cannot be traced (it has hooks)."
+        in text
     )
 
 
