@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
-from thresher.loading.epoch import Epoch, full_batches
+from thresher.loading.epoch import Epoch
 from thresher.loading.epoch_batches import ArrayBatches, IdBatchSampler, SamplerBatches
 from thresher.loading.settings import SettingsAtAttach, loader_settings
 from thresher.loading.stream import StreamBatches
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
+from thresher.samplers.epochs import cut
 from thresher.trees import to_device
 
 Batches = ArrayBatches | SamplerBatches | StreamBatches
@@ -187,7 +188,7 @@ class Reader:
             size: Number of rows of a batch.
         """
         # These passes read every one of the samples, even if the user's loader drops an incomplete last batch.
-        epoch = Epoch(ids.numpy(), full_batches(len(ids), size))
+        epoch = Epoch(ids.numpy(), cut(len(ids), size))
         self._ids.set_batches(map(epoch.batch, range(len(epoch))))
         for number, batch in enumerate(iter(self.loader)):
             self._workers_ran = self._user.persistent_workers

@@ -96,26 +96,6 @@ def batch_at(ends: NDArray[np.int64], rows: int) -> int:
     return number
 
 
-def full_batches(
-    rows: int, size: int, *, drop_last: bool = False, least: int = 1
-) -> NDArray[np.int64]:
-    """Returns the ends of full batches, after a leading 0.
-
-    Args:
-        rows: Number of rows of the epoch.
-        size: Number of rows of a batch.
-        drop_last: Whether a last batch that is not full is left out. Default: False.
-        least: Least number of rows of a last batch that is not left out. Default: 1.
-
-    Example:
-        >>> full_batches(7, 3), full_batches(7, 3, least=2)
-        (array([0, 3, 6, 7]), array([0, 3, 6]))
-    """
-    ends = np.arange(0, rows + 1, size, dtype=np.int64)
-    rest = rows % size
-    return ends if drop_last or rest < least else np.append(ends, rows)
-
-
 def choose(piece: Piece, n: int, plan: PackedPlan) -> Iterator[IdArray]:
     """Yields the ids of an order that a plan keeps, in pieces.
 
@@ -136,67 +116,100 @@ def choose(piece: Piece, n: int, plan: PackedPlan) -> Iterator[IdArray]:
         yield ids[plan.keeps(ids)]
 
 
-def rows_dealt(total: int, size: int, *, batch: int = 1, drop_last: bool = False) -> int:
-    """Returns the number of rows of each of several processes; see `deal`."""
-    unit = size * batch
-    return (total // unit if drop_last else -(-total // unit)) * batch
-
-
-def deal(
-    pieces: Iterable[IdArray],
-    total: int,
-    rank: int,
-    size: int,
-    *,
-    batch: int = 1,
-    drop_last: bool = False,
-    dtype: type[Any] = np.int64,
-) -> IdArray:
-    """Returns the rows of one rank: with W ranks, every W-th row of an order, or every W-th batch.
-
-    All ranks have the same number of rows, because a rank with one step less would let the others wait: the last rows come from
-    the start of the order again, or with `drop_last` the rest of the order is left out. Rows are divided as by
-    DistributedSampler, batches as by the loaders of accelerate.
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """The batches of an epoch of all processes together, before they are dealt to the processes.
 
     Args:
-        pieces: The order, in pieces.
-        total: Number of ids of the order.
-        rank: Number of the rank.
-        size: Number of ranks W.
-        batch: Number of rows of a batch of one rank; 1 divides single rows. Default: 1.
-        drop_last: Whether to leave out the rest of the order if it has too few samples for all ranks. Default: False.
-        dtype: Integer dtype of the result. Default: int64.
+        pieces: Ids in the order of training, in pieces.
+        rows: Number of these ids. If the batches have more rows, the order is repeated from its start.
+        ends: Number of rows up to the end of each batch, after a leading 0, shape (batches + 1,).
+        by_rows: Whether W processes get every W-th row of each batch, rather than every W-th batch.
+        finish: Function that draws what the sampler draws when its ids run out. Default: nothing.
+    """
+
+    pieces: Iterable[IdArray]
+    rows: int
+    ends: NDArray[np.int64]
+    by_rows: bool
+    finish: Callable[[], object] = do_nothing
+
+    def deal(self, rank: int, size: int, *, dtype: type[Any] = np.int64) -> IdArray:
+        """Returns the rows of one process.
+
+        Args:
+            rank: Number of the process.
+            size: Number of processes W.
+            dtype: Integer dtype of the result. Default: int64.
+
+        Example:
+            >>> ends = np.array([0, 4, 6])
+            >>> [Composition([np.arange(10, 15)], 5, ends, True).deal(rank, 2).tolist() for rank in range(2)]
+            [[10, 12, 14], [11, 13, 10]]
+            >>> [Composition([np.arange(10, 15)], 5, ends, False).deal(rank, 2).tolist() for rank in range(2)]
+            [[10, 11, 12, 13], [14, 10]]
+        """
+        total = int(self.ends[-1])
+        own = np.empty(int(ends_of_rank(self.ends, rank, size, by_rows=self.by_rows)[-1]), dtype)
+        seen = 0
+        taken = 0
+        for ids in self._padded(total - self.rows):
+            if self.by_rows or size == 1:
+                # Every W-th row, without a number for each row.
+                mine = ids[(rank - seen) % size :: size]
+            else:
+                places = np.arange(seen, seen + len(ids))
+                mine = ids[(np.searchsorted(self.ends, places, side="right") - 1) % size == rank]
+            mine = mine[: len(own) - taken]
+            own[taken : taken + len(mine)] = mine
+            seen += len(ids)
+            taken += len(mine)
+        return own
+
+    def _padded(self, missing: int) -> Iterator[IdArray]:
+        """Yields the pieces, and the ids from their start again for rows that are missing."""
+        start = np.empty(0, dtype=np.int64)
+        for ids in self.pieces:
+            if len(start) < missing:
+                start = np.concatenate([start, ids[:missing]])
+            yield ids
+        if missing > 0:
+            yield np.resize(start[: self.rows], missing)
+
+
+def ends_of_rank(
+    ends: NDArray[np.int64], rank: int, size: int, *, by_rows: bool
+) -> NDArray[np.int64]:
+    """Returns where each batch of one process ends, after a leading 0.
+
+    Args:
+        ends: Where each batch of all processes together ends.
+        rank: Number of the process.
+        size: Number of processes W.
+        by_rows: Whether W processes get every W-th row of each batch, rather than every W-th batch.
 
     Example:
-        >>> [deal([np.arange(10, 15)], 5, rank, 2).tolist() for rank in range(2)]
-        [[10, 12, 14], [11, 13, 10]]
-        >>> [deal([np.arange(10, 15)], 5, rank, 2, batch=2).tolist() for rank in range(2)]
-        [[10, 11, 14, 10], [12, 13, 11, 12]]
+        >>> ends_of_rank(np.array([0, 4, 6]), 1, 2, by_rows=True), ends_of_rank(np.array([0, 4, 6]), 1, 2, by_rows=False)
+        (array([0, 2, 3]), array([0, 2]))
     """
-    rows = rows_dealt(total, size, batch=batch, drop_last=drop_last)
-    own = np.empty(rows, dtype=dtype)
-    seen = taken = 0
-    start = own[:0]
+    if by_rows or size == 1:
+        return ends // size
+    return np.append(0, np.diff(ends)[rank::size].cumsum())
 
-    def take(ids: IdArray) -> None:
-        nonlocal seen, taken
-        if batch == 1:
-            # Every W-th row, without a number for each row.
-            mine = ids[(rank - seen) % size :: size]
-        else:
-            turns = np.arange(seen, seen + len(ids)) // batch % size
-            mine = ids[turns == rank]
-        mine = mine[: rows - taken]
-        own[taken : taken + len(mine)] = mine
-        seen += len(ids)
-        taken += len(mine)
 
-    for ids in pieces:
-        if len(start) < batch * size:
-            start = np.concatenate([start, ids[: batch * size]])
-        take(ids)
-    take(np.resize(start[:total], max(0, rows * size - total)))
-    return own
+def pad(number: int, unit: int, *, drop_last: bool) -> int:
+    """Returns a number of rows or batches that can be divided equally: the next multiple of `unit`, or the one before.
+
+    Args:
+        number: Number of rows or batches.
+        unit: Number of those that are dealt at once.
+        drop_last: Whether to leave out what remains, instead of repeating the first.
+
+    Example:
+        >>> pad(5, 2, drop_last=False), pad(5, 2, drop_last=True)
+        (6, 4)
+    """
+    return number // unit * unit if drop_last else -(-number // unit) * unit
 
 
 def small_dtype(n: int) -> type[np.int32] | type[np.int64]:

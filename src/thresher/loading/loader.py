@@ -19,13 +19,14 @@ from thresher.loading.batch_reader import Batches, Reader
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.composed_order import ComposedOrder
 from thresher.loading.epoch_batches import ArrayBatches, IdBatchSampler, SamplerBatches
+from thresher.loading.order import Order, known
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.row_buffer import RowBuffer, select
+from thresher.loading.sampler_order import SamplerOrder
 from thresher.loading.samplers import PreparedLoader
 from thresher.loading.settings import OfUser
 from thresher.loading.stream import RESUMED_STREAM, StreamBatches, StreamOrder
 from thresher.loading.tensor_loader import TensorRows
-from thresher.loading.user_order import UserOrder, known
 from thresher.plans import BatchPlan
 from thresher.timing import ATTRIBUTION, LOADING, Timing
 from thresher.warning import warn
@@ -116,12 +117,12 @@ class SelectedLoader(OfUser):
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self.streams = isinstance(loader.dataset, IterableDataset)
         """Whether the dataset is an IterableDataset."""
-        self.order: UserOrder | StreamOrder
+        self.order: SamplerOrder | ComposedOrder | StreamOrder
         """The order in which the user's loader reads the dataset."""
         if self.streams:
             self.order = StreamOrder(loader)
         else:
-            kind = ComposedOrder if composes else UserOrder
+            kind = ComposedOrder if composes else SamplerOrder
             samples = None if kept is None else len(kept)
             self.order = kind(loader, world, least=least, samples=samples)
         self.n = self.order.n
@@ -209,8 +210,8 @@ class SelectedLoader(OfUser):
         return {} if isinstance(self.order, StreamOrder) else self.order.tokens()
 
     def ends(self, plan: PackedPlan) -> NDArray[np.int64]:
-        """Returns where each batch of an epoch with this plan ends, after a leading 0; see `UserOrder.ends`."""
-        assert isinstance(self.order, UserOrder)
+        """Returns where each batch of an epoch with this plan ends, after a leading 0; see `Order.ends`."""
+        assert isinstance(self.order, Order)
         return self.order.ends(plan)
 
     def __iter__(self) -> "EpochIterator":

@@ -5,6 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from thresher.samplers.epochs import cut, scale
+
 
 class SmallerBatchesError(ValueError):
     """The batches of an epoch would have too few rows: give the loader larger batches, or raise the share.
@@ -71,7 +73,7 @@ def smaller_batches(
     most = steps * batch_size if drop_last else everything
     # With drop_last, the plan keeps the same fraction of the rows that full training does not drop. Rounded to the nearest
     # number, so the smallest allowed share has a row for every step.
-    rows = min((2 * rows * most + everything) // max(1, 2 * everything), most)
+    rows = scale(rows, most, everything)
     # None, because full batches need no division, and the loader then draws the same random numbers as without a plan.
     if rows == most:
         return None
@@ -81,5 +83,4 @@ def smaller_batches(
             f"An epoch has {steps} batches, and {rows} of its {most} samples are chosen, {too_few(least)}: the smallest share "
             f"is {smallest:g}. Give the loader larger batches, raise the share, or leave out whole steps (spend=steps)."
         )
-    # Integer arithmetic, so every process and every resumed run gets the same sizes, which differ by one at most.
-    return np.arange(steps + 1, dtype=np.int64) * rows // steps
+    return cut(rows, batch_size, batches=steps)

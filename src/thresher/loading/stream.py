@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from thresher.loading.order import generators_of, known
 from thresher.loading.row_buffer import rows_of
 from thresher.loading.settings import checked_batch_size
-from thresher.loading.user_order import generators_of, known
 from thresher.trees import leaves
 
 RESUMED_STREAM = (
@@ -20,7 +20,7 @@ RESUMED_STREAM = (
 
 
 class StreamOrder:
-    """The order of an IterableDataset, which cannot be chosen; `UserOrder` is the same for a map-style dataset.
+    """The order of an IterableDataset, which cannot be chosen; `Order` is the same for a map-style dataset.
 
     Args:
         loader: The user's loader.

@@ -21,8 +21,8 @@ from thresher.cost import Cost
 from thresher.distributed.gathered_records import GatheredRecords
 from thresher.distributed.world import World
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.sampler_order import groups_by_length
 from thresher.loading.samplers import inner_sampler, without_wrapper
-from thresher.loading.user_order import groups_by_length
 from thresher.losses.base import SignalReader, Signals
 from thresher.methods import registry
 from thresher.methods._adapted import OnSubset

@@ -19,8 +19,8 @@ from thresher.distributed.world import World, agree
 from thresher.loading.composed_order import ComposedOrder
 from thresher.loading.epoch import batch_at
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.order import known
 from thresher.loading.packed_plan import PackedPlan
-from thresher.loading.user_order import known
 from thresher.methods import name_of
 from thresher.run.batch_stage import BatchStage, WholeBatches
 from thresher.run.parts import Parts

@@ -13,9 +13,9 @@ from torch.utils.data import IterableDataset
 
 from thresher import selection
 from thresher.distributed.wrappers import SubsetModule, check_wrapping, inside, is_sharded
+from thresher.loading.sampler_order import groups_by_length, is_free
 from thresher.loading.samplers import check_loader, composes
 from thresher.loading.smaller_batches import rounded_up, too_few
-from thresher.loading.user_order import groups_by_length, is_free
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import NOT_OF_VALUES

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thresher import rng
 from thresher.loading.packed_plan import PackedPlan, equal_part
-from thresher.loading.user_order import UserOrder
+from thresher.loading.sampler_order import SamplerOrder
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, defines, title_given
 from thresher.plans import EpochPlan
@@ -74,16 +74,15 @@ class Planner:
         )
         plan = self._check(plan)
         order = self._loader.order
-        if self._config.strata is not None and isinstance(order, UserOrder):
+        if self._config.strata is not None and isinstance(order, SamplerOrder):
             # The batches follow from the number of rows, before the rows have their order.
             rows = len(plan.ids)
             smaller = plan.smaller_batches
-            ends = order.ends_of(rows, everything=False, smaller=smaller)
-            by_rows = order.deals_rows(rows, smaller=smaller)
+            ends, by_rows = order.cut(rows, everything=False, smaller=smaller)
             plan = self._config.strata.in_order(
                 plan,
                 self._records,
-                np.diff(ends),
+                np.diff(ends if by_rows else ends[:: self._config.world.size]),
                 generator,
                 ranks=self._config.world.size,
                 by_rows=by_rows,

@@ -117,7 +117,7 @@ class Strata:
         Args:
             plan: Chosen samples of an epoch.
             records: Records of all samples.
-            steps: Number of rows of a process in each step, shape (steps,).
+            steps: Number of rows of all processes in each step, shape (steps,).
             generator: Random generator.
             ranks: Number of processes that share each step.
             by_rows: Whether W processes get every W-th row of the order, rather than every W-th batch.
@@ -178,12 +178,12 @@ def _deal(
 
     Args:
         rows: Rows, shape (k,), sorted by stratum.
-        steps: Number of rows of a rank in each step.
+        steps: Number of rows of all ranks in each step.
         by_rows: Whether row p of the order belongs to rank p % W. If False, batch b belongs to rank b % W.
         ranks: Number of ranks W.
         numbers: Random generator.
     """
-    sizes = steps * ranks
+    sizes = steps
     missing = int(sizes.sum()) - len(rows)
     if missing < 0:  # rows that no rank gets
         sizes = np.append(sizes, -missing)

@@ -120,7 +120,7 @@ class ClassBatchSampler(BatchComposer):
             raise ValueError(
                 f"{type(self).__name__}: every class needs a sample in each epoch, and the method keeps none of one class"
             )
-        total = len(self._batch_sizes(len(ids)))
+        total = len(self._cut_rows(len(ids))) - 1
         classes = self._classes_of_rows(epoch, total)
         places = np.split(
             np.argsort(classes, axis=None, kind="stable"),

@@ -78,8 +78,8 @@ class ClusteredBatchSampler(BatchComposer):
         rows = rows[np.argsort(places[self.codes[rows]], kind="stable")]
         if batches is None:
             rows = self._full_batches_first(rows)
-        sizes = self._batch_sizes(len(rows), batches)
-        return permute_batches(rows, sizes, generator.permutation(len(sizes)))
+        ends = self._cut_rows(len(rows), batches)
+        return permute_batches(rows, ends, generator.permutation(len(ends) - 1))
 
     def _full_batches_first(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns rows with the full batches of all clusters first."""

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, distributed
+from torch import distributed
 from torch.utils.data import Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -40,28 +39,26 @@ class PickedOrder:
 
 
 class BatchOrder:
-    """The batches of an epoch: an order of batch numbers, and a function `batch` from a number to ids.
+    """The batches of an epoch, by their numbers.
 
     Args:
         ids: Ids, batch after batch, shape (k,).
-        sizes: Number of ids of each batch; they add up to k.
-        order: Permutation of the batches. Default: none, the batches are already in order.
+        ends: Number of ids up to the end of each batch, after a leading 0.
 
     Example:
-        >>> batches = BatchOrder(np.arange(5), np.array([2, 3]))
+        >>> batches = BatchOrder(np.arange(5), np.array([0, 2, 5]))
         >>> [batches.batch(number) for number in batches.piece(0, 2)]
         [[0, 1], [2, 3, 4]]
     """
 
-    def __init__(
-        self, ids: NDArray[Any], sizes: NDArray[np.int64], order: Permutation | None = None
-    ) -> None:
+    piece = staticmethod(np.arange)
+
+    def __init__(self, ids: NDArray[Any], ends: NDArray[np.int64]) -> None:
         self._ids = ids
-        self._ends = np.cumsum(np.append(0, sizes))
-        self.piece = np.arange if order is None else order.piece
+        self._ends = ends
 
     def batch(self, number: int) -> list[int]:
-        """Returns the ids of a batch, int64.
+        """Returns the ids of a batch.
 
         Args:
             number: Number of the batch, 0 or more.
@@ -130,7 +127,7 @@ class EpochSampler(Sampler[Any]):
         self.rank = rank
         self.drop_last = drop_last
         self.epoch = self.consumed = 0
-        self._begun: EpochIds | None = None
+        self._begun: SamplerPass | None = None
 
     # Not `batch_size`: accelerate leaves out batches of another size than the batch_size of their sampler.
     _rows_per_item = 1
@@ -365,39 +362,63 @@ def epoch_of_fit(loop: Any) -> int:
     return progress.processed
 
 
-def even_sizes(rows: int, batches: int) -> NDArray[np.int64]:
-    """Returns the numbers of rows of batches that differ by one at most, shape (batches,).
+def cut(
+    rows: int, size: int, *, batches: int | None = None, drop_last: bool = False, least: int = 1
+) -> NDArray[np.int64]:
+    """Returns the ends of the batches of an epoch, after a leading 0.
 
     Args:
-        rows: Number of rows of all batches together.
-        batches: Number of batches.
+        rows: Number of rows of the epoch.
+        size: Number of rows of a full batch.
+        batches: Number of batches, whose sizes differ by one at most. Default: as many full batches as there are.
+        drop_last: Whether a last batch that is not full is left out. Default: False.
+        least: Least number of rows of a last batch that is not left out. Default: 1.
 
     Example:
-        >>> even_sizes(7, 3)
-        array([2, 2, 3])
+        >>> cut(7, 3), cut(7, 3, least=2), cut(14, 8, batches=4)
+        (array([0, 3, 6, 7]), array([0, 3, 6]), array([ 0,  3,  7, 10, 14]))
     """
-    return np.diff(np.arange(batches + 1, dtype=np.int64) * rows // batches)
+    if batches is not None:
+        # Integer arithmetic, so every process and every resumed run gets the same sizes.
+        return np.arange(batches + 1, dtype=np.int64) * rows // batches
+    ends = np.arange(0, rows + 1, size, dtype=np.int64)
+    rest = rows % size
+    return ends if drop_last or rest < least else np.append(ends, rows)
+
+
+def scale(rows: int, part: int, whole: int) -> int:
+    """Returns the share `part / whole` of some rows, rounded to the nearest whole number, halves up; at most `part`.
+
+    Args:
+        rows: Number of rows.
+        part: Numerator of the share.
+        whole: Denominator of the share.
+
+    Example:
+        >>> scale(5, 24, 48), scale(48, 24, 48)
+        (3, 24)
+    """
+    return min((2 * rows * part + whole) // max(1, 2 * whole), part)
 
 
 def permute_batches(
-    rows: NDArray[Any], sizes: NDArray[np.int64], order: NDArray[np.int64]
+    rows: NDArray[Any], ends: NDArray[np.int64], order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the rows of batches in another order of the batches, and the ends of the batches, after a leading 0.
 
     Args:
         rows: Rows, batch after batch, shape (k,).
-        sizes: Numbers of rows of the batches.
+        ends: Ends of the batches, after a leading 0.
         order: Permutation of the batches.
 
     Example:
-        >>> permute_batches(np.array([5, 6, 7]), np.array([2, 1]), np.array([1, 0]))
+        >>> permute_batches(np.array([5, 6, 7]), np.array([0, 2, 3]), np.array([1, 0]))
         (array([7, 5, 6]), array([0, 1, 3]))
     """
-    begins = np.append(0, sizes.cumsum())
-    parts = [rows[begins[number] : begins[number + 1]] for number in order.tolist()]
+    parts = [rows[ends[number] : ends[number + 1]] for number in order.tolist()]
     # The empty array gives the dtype if there is no batch.
     taken = np.concatenate([np.empty(0, dtype=np.int64), *parts])
-    return taken.astype(np.int64), np.append(0, sizes[order].cumsum())
+    return taken.astype(np.int64), np.append(0, np.diff(ends)[order].cumsum())
 
 
 class BatchComposer(EpochSampler):
@@ -429,8 +450,8 @@ class BatchComposer(EpochSampler):
         """
         raise NotImplementedError
 
-    def _batch_sizes(self, rows: int, batches: int | None = None) -> NDArray[np.int64]:
-        """Returns the numbers of rows of the batches of an epoch; with `drop_last`, some rows are in none.
+    def _cut_rows(self, rows: int, batches: int | None = None) -> NDArray[np.int64]:
+        """Returns the ends of the batches of an epoch, after a leading 0; with `drop_last`, some rows are in none.
 
         Args:
             rows: Number of samples to train on.
@@ -439,12 +460,10 @@ class BatchComposer(EpochSampler):
         size = self._rows_per_item
         if batches is not None:
             # With drop_last, the same share of the rows that full training does not drop.
-            whole = min(self.samples, self.total * size)
-            return even_sizes(round(rows * whole / self.samples), batches)
+            rows = scale(rows, min(self.samples, self.total * size), self.samples)
         # An epoch of less than one batch keeps it: with drop_last it would have no step.
-        if self.drop_last and not rows < size <= self.samples:
-            rows -= rows % size
-        return np.diff(np.append(np.arange(0, rows, size), rows))
+        short = rows < size <= self.samples
+        return cut(rows, size, batches=batches, drop_last=self.drop_last and not short)
 
     def order(self, epoch: int) -> BatchOrder:
         """Returns the batches of an epoch of all samples, as `BatchOrder`.
@@ -452,84 +471,7 @@ class BatchComposer(EpochSampler):
         Args:
             epoch: Number of the epoch, 0 or more.
         """
-        rows, ends = self.compose(np.arange(self.samples), epoch)
-        return BatchOrder(rows, np.diff(ends))
-
-
-class EpochIds:
-    """The items of one loop over a sampler, read in pieces, as the loader of a run needs them.
-
-    Args:
-        sampler: The sampler.
-        epoch: Number of the epoch. Default: the next epoch of the sampler, at the position that was set for it.
-        consumed: Number of items that all processes together have already consumed, if `epoch` is given.
-    """
-
-    def __init__(self, sampler: EpochSampler, epoch: int | None = None, consumed: int = 0) -> None:
-        self._sampler = sampler
-        self._first = consumed
-        self.epoch = epoch
-        """Epoch of the pass; None until it begins."""
-        self.left_for: int | None = None
-        """Epoch that `set_epoch` has set since the pass began, if it is another one."""
-        self._place = 0
-        self._order: Any = None
-        self._ahead = torch.empty(0, dtype=torch.int64)
-        self.unused = 0
-        """Number of items that were taken but not used yet."""
-
-    @property
-    def consumed(self) -> int:
-        """Number of items that all processes together have used."""
-        return self._first + (self._place - self.unused) * self._sampler.dealing()[0]
-
-    @property
-    def finished(self) -> bool:
-        """Whether every item was used."""
-        return self._place - self.unused >= self._items
-
-    @property
-    def _items(self) -> int:
-        """Number of items of this process."""
-        return self._sampler.share_of(max(0, self._sampler.total - self._first))
-
-    def take(self, k: int) -> Tensor:
-        """Returns the next `k` items, int64; fewer when they run out."""
-        if len(self._ahead) < k:
-            self._ahead = torch.cat([self._ahead, self._made(max(PIECE, k - len(self._ahead)))])
-        ids = self._ahead[:k]
-        self._ahead = self._ahead[k:]
-        self._place += len(ids)
-        return ids
-
-    def _begin(self) -> Any:
-        if self._order is None:
-            if self.epoch is None:
-                self.epoch, self._first = self._sampler.begin_pass()
-            self._sampler._begun = self
-            self._order = self._sampler.order(self.epoch)
-        return self._order
-
-    def item_of(self) -> Any:
-        """Returns the function from a number in the order to its item; None if the numbers are ids."""
-        return getattr(self._order, "batch", None)
-
-    def _made(self, k: int) -> Tensor:
-        """Returns up to `k` items after those that were already computed."""
-        order = self._begin()
-        replicas, rank = self._sampler.dealing()
-        total = self._sampler.total
-        first = self._place + len(self._ahead)
-        places = range(self._first + rank, self._first + rank + self._items * replicas, replicas)[
-            first : first + k
-        ]
-        end = min(places.stop, total)
-        ids = torch.from_numpy(order.piece(min(places.start, end), end, replicas))
-        # The processes get equally many items, so the last position may lie behind the end, where the order begins again.
-        again = [
-            torch.from_numpy(order.piece(p % total, p % total + 1)) for p in places[len(ids) :]
-        ]
-        return torch.cat([ids, *again])
+        return BatchOrder(*self.compose(np.arange(self.samples), epoch))
 
 
 class SamplerPass(Iterator[Any]):
@@ -542,35 +484,71 @@ class SamplerPass(Iterator[Any]):
 
     def __init__(self, sampler: EpochSampler, *, compares: bool) -> None:
         self._sampler = sampler
-        self._ids = EpochIds(sampler)
         self._compares = compares
-        self._rest: Iterator[int] = iter(())
-        self._item_of: Any = None
+        self._items: Iterator[Any] | None = None
+        self._first = 0
+        self._used = 0
+        self.epoch: int | None = None
+        """Epoch of the pass; None until it begins."""
+        self.left_for: int | None = None
+        """Epoch that `set_epoch` has set since the pass began, if it is another one."""
+
+    @property
+    def consumed(self) -> int:
+        """Number of items that all processes together have used."""
+        return self._first + self._used * self._sampler.dealing()[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every item was used."""
+        return self._used >= self._count
+
+    @property
+    def _count(self) -> int:
+        """Number of items of this process."""
+        return self._sampler.share_of(max(0, self._sampler.total - self._first))
 
     def __next__(self) -> Any:
-        item = next(self._rest, None)
-        if item is None:
-            self._rest = iter(self._ids.take(PIECE).tolist())
-            if self._compares:
-                self._compares = False
-                self._sampler.check_alike(epoch=self._ids.epoch, consumed=self._ids._first)
-            self._ids.unused = operator.length_hint(self._rest)
-            self._item_of = self._ids.item_of()
-            item = next(self._rest)
-        if self._ids.left_for is not None:
+        if self.epoch is None:
+            self.epoch, self._first = self._sampler.begin_pass()
+        if self._items is None:
+            self._sampler._begun = self
+            self._items = self._read(self._sampler.order(self.epoch))
+        item = next(self._items)
+        if self._compares:
+            self._compares = False
+            self._sampler.check_alike(epoch=self.epoch, consumed=self._first)
+        if self.left_for is not None:
             raise RuntimeError(
-                f"{type(self._sampler).__name__}: set_epoch({self._ids.left_for}) was called after a loop over epoch "
-                f"{self._ids.epoch} had begun, as if its batches were of epoch {self._ids.left_for}. Call set_epoch before "
-                "the loop begins; with workers, before iter(loader)."
+                f"{type(self._sampler).__name__}: set_epoch({self.left_for}) was called after a loop over epoch "
+                f"{self.epoch} had begun, as if its batches were of epoch {self.left_for}. Call set_epoch before the loop "
+                "begins; with workers, before iter(loader)."
             )
-        self._ids.unused -= 1
-        return item if self._item_of is None else self._item_of(item)
+        self._used += 1
+        return item
+
+    def _read(self, order: Any) -> Iterator[Any]:
+        """Yields the items of this process, in pieces that fit in the cache."""
+        sampler = self._sampler
+        replicas, rank = sampler.dealing()
+        total = sampler.total
+        begin = self._first + rank
+        places = range(begin, begin + self._count * replicas, replicas)
+        for first in range(0, len(places), PIECE):
+            part = places[first : first + PIECE]
+            end = min(part.stop, total)
+            numbers = order.piece(min(part.start, end), end, replicas).tolist()
+            # The processes get equally many items, so the last positions may lie behind the end, where the order begins again.
+            for place in part[len(numbers) :]:
+                numbers += order.piece(place % total, place % total + 1).tolist()
+            # The items of a batch sampler are its batches.
+            yield from map(order.batch, numbers) if hasattr(order, "batch") else numbers
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, which is the same in all processes; see `EpochSampler.state_dict`."""
-        if self._ids.epoch is None:
+        if self.epoch is None:
             return self._sampler.state_at(self._sampler.epoch, self._sampler.consumed)
-        return self._sampler.state_at(self._ids.epoch, self._ids.consumed)
+        return self._sampler.state_at(self.epoch, self.consumed)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a position, from which the iterator continues; the number of processes may differ.
@@ -582,5 +560,6 @@ class SamplerPass(Iterator[Any]):
             ValueError: The state was saved by a sampler with other settings.
         """
         self._sampler.load_state_dict(state)
-        self._ids = EpochIds(self._sampler, *self._sampler.begin_pass())
-        self._rest = iter(())
+        self.epoch, self._first = self._sampler.begin_pass()
+        self._items = self.left_for = None
+        self._used = 0

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from thresher.permutation import Permutation
-from thresher.samplers.epochs import BatchComposer, even_sizes, permute_batches
+from thresher.samplers.epochs import BatchComposer, cut, permute_batches
 from thresher.samplers.stratified import shuffled_within
 
 
@@ -112,7 +112,7 @@ class Grouped(BatchComposer):
         self._window = window
         self._rows = batch_size
         self._budget = max_tokens or 0
-        self._total = len(self._cut(self._lengths, self._budget)[1])
+        self._total = len(self._cut(self._lengths, self._budget)[1]) - 1
 
     def _cut(
         self, lengths: NDArray[Any], budget: int
@@ -124,40 +124,42 @@ class Grouped(BatchComposer):
             budget: Largest number of tokens of a batch, if `batch_size` was not given.
 
         Returns:
-            Ends of the windows, after a leading 0, and the numbers of rows of the batches.
+            Ends of the windows and of the batches, each after a leading 0.
         """
-        ends = [0]
-        sizes = []
-        while ends[-1] < len(lengths):
-            rows = self._rows or int(budget // lengths[ends[-1]])
-            count = min(rows * self._window, len(lengths) - ends[-1])
-            ends.append(ends[-1] + count)
-            sizes.append(np.diff(np.append(np.arange(0, count, rows), count)))
-        return np.array(ends), np.concatenate(sizes)
+        begin = 0
+        windows = [0]
+        ends = [np.zeros(1, dtype=np.int64)]
+        while begin < len(lengths):
+            rows = self._rows or int(budget // lengths[begin])
+            count = min(rows * self._window, len(lengths) - begin)
+            ends.append(begin + cut(count, rows)[1:])
+            begin += count
+            windows.append(begin)
+        return np.array(windows), np.concatenate(ends)
 
     def _cut_smaller(
         self, lengths: NDArray[Any], batches: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Cuts samples into a given number of batches: with equal rows, or with as few tokens in the largest as possible."""
         if self._rows is not None:
-            sizes = even_sizes(len(lengths), batches)
+            ends = cut(len(lengths), self._rows, batches=batches)
         else:
             # The number of batches falls as the budget rises.
             budget = bisect_left(
                 range(self._budget),
                 -batches,
                 lo=int(np.ceil(lengths[0])),
-                key=lambda budget: -len(self._cut(lengths, budget)[1]),
+                key=lambda budget: 1 - len(self._cut(lengths, budget)[1]),
             )
-            sizes = self._cut(lengths, budget)[1]
+            sizes = np.diff(self._cut(lengths, budget)[1])
             while len(sizes) < batches:
                 largest = int(sizes.argmax())
                 half = sizes[largest] // 2
                 sizes = np.insert(sizes, largest, half)
                 sizes[largest + 1] -= half
-        ends = np.append(0, sizes.cumsum())
+            ends = np.append(0, sizes.cumsum())
         windows = ends[:: self._window]
-        return (windows if windows[-1] == ends[-1] else np.append(windows, ends[-1])), sizes
+        return (windows if windows[-1] == ends[-1] else np.append(windows, ends[-1])), ends
 
     @property
     def samples(self) -> int:
@@ -185,19 +187,19 @@ class Grouped(BatchComposer):
         kept = wanted[self._sorted]
         rows = self._sorted[kept]
         lengths = self._lengths[kept]
-        windows, sizes = (
+        windows, ends = (
             self._cut(lengths, self._budget)
             if batches is None
             else self._cut_smaller(lengths, batches)
         )
         rows = shuffled_within(rows, windows, np.random.default_rng((self.seed, epoch, 3)))
-        order = Permutation(len(sizes), self.seed, epoch).piece(0, len(sizes))
+        order = Permutation(len(ends) - 1, self.seed, epoch).piece(0, len(ends) - 1)
         together = self.dealing()[0] if self._balance is True else int(self._balance)
         if together > 1:
             # The first row of a batch has the largest length before the rows are shuffled within their window.
-            longest = lengths[np.append(0, sizes.cumsum())[:-1]]
-            order = self._balanced(sizes * longest, together, epoch)
-        return permute_batches(rows, sizes, order)
+            longest = lengths[ends[:-1]]
+            order = self._balanced(np.diff(ends) * longest, together, epoch)
+        return permute_batches(rows, ends, order)
 
     def _balanced(self, tokens: NDArray[Any], together: int, epoch: int) -> NDArray[np.int64]:
         """Returns an order of batches in which those of each step have nearly equal numbers of tokens."""

@@ -257,11 +257,11 @@ class StratifiedBatchSampler(BatchComposer):
         keys = self._keys[rows]  # pyright: ignore[reportOptionalSubscript]
         ends = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1, [len(rows)]])
         rows = shuffled_within(rows, ends, generator)
-        sizes = self._batch_sizes(len(rows), batches)
-        rows, _ = _systematic(rows, int(sizes.sum()), generator)
+        ends = self._cut_rows(len(rows), batches)
+        rows, _ = _systematic(rows, int(ends[-1]), generator)
         if len(rows):
-            rows = arranged(rows, sizes, generator)
-        return rows.astype(np.int64), np.append(0, sizes.cumsum())
+            rows = arranged(rows, np.diff(ends), generator)
+        return rows.astype(np.int64), ends
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for the labels and scores a checksum."""

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import EpochPlan
-from thresher.loading.epoch import Epoch, batch_at, choose, deal, full_batches, rows_dealt
+from thresher.loading.epoch import Composition, Epoch, batch_at, choose, ends_of_rank, pad
 from thresher.loading.epoch_batches import ArrayBatches
 from thresher.loading.packed_plan import PackedPlan
+from thresher.samplers.epochs import cut
 
 hard = settings(max_examples=depth(60, 400))
 
@@ -19,7 +20,7 @@ hard = settings(max_examples=depth(60, 400))
 def test_batches_are_those_of_torch(n, size, drop_last, first):
     ids = np.random.default_rng(n).permutation(n)
     expected = [*torch.utils.data.BatchSampler(ids.tolist(), size, drop_last)]
-    epoch = Epoch(ids, full_batches(n, size, drop_last=drop_last))
+    epoch = Epoch(ids, cut(n, size, drop_last=drop_last))
     assert len(epoch) == len(expected)
     rows = int(epoch.ends[min(first, len(epoch))])
     found = ArrayBatches(lambda: epoch, size=size, candidates=n, rows=rows).ids()
@@ -43,7 +44,7 @@ def test_the_end_of_the_ids_is_met_where_torch_meets_it(n, size, drop_last, take
 
     expected = count(iter(torch.utils.data.BatchSampler(ids(), size, drop_last)))  # pyright: ignore
     ends.clear()
-    layout = full_batches(n, size, drop_last=drop_last)
+    layout = cut(n, size, drop_last=drop_last)
     epoch = Epoch(np.arange(n), layout, finish=lambda: ends.append(1))
     batches = ArrayBatches(lambda: epoch, size=size, candidates=n)
     assert count(batches.ids()) == expected
@@ -53,12 +54,12 @@ def test_the_end_of_the_ids_is_met_where_torch_meets_it(n, size, drop_last, take
 
 
 def test_a_last_batch_of_too_few_rows_is_left_out():
-    assert full_batches(9, 4, least=2).tolist() == [0, 4, 8]
-    assert full_batches(10, 4, least=2).tolist() == [0, 4, 8, 10]
+    assert cut(9, 4, least=2).tolist() == [0, 4, 8]
+    assert cut(10, 4, least=2).tolist() == [0, 4, 8, 10]
 
 
 def test_a_position_is_between_two_batches():
-    ends = full_batches(10, 4)
+    ends = cut(10, 4)
     assert [batch_at(ends, rows) for rows in (0, 4, 8, 10)] == [0, 1, 2, 3]
     for rows in (3, 11):
         with pytest.raises(
@@ -68,7 +69,7 @@ def test_a_position_is_between_two_batches():
 
 
 def test_checksums_of_equal_beginnings_are_equal():
-    ends = full_batches(6, 2)
+    ends = cut(6, 2)
     one = Epoch(np.array([4, 2, 0, 1, 3, 5]), ends)
     other = Epoch(np.array([4, 2, 0, 1, 5, 3]), ends)
     assert one.checksum(4) == other.checksum(4)
@@ -90,8 +91,9 @@ def test_what_a_plan_keeps_has_the_order_of_the_sampler(data, n):
 def test_rows_are_those_of_a_distributed_sampler(n, size, drop_last, piece):
     order = np.random.default_rng(n).permutation(100)[:n]
     pieces = [order[begin : begin + piece] for begin in range(0, n, piece)]
+    rows = pad(n, size, drop_last=drop_last)
     for rank in range(size):
-        own = deal(pieces, n, rank, size, drop_last=drop_last)
+        own = Composition(pieces, n, np.array([0, rows]), by_rows=True).deal(rank, size)
         sampler = torch.utils.data.DistributedSampler(
             order,  # pyright: ignore[reportArgumentType]
             size,
@@ -100,7 +102,7 @@ def test_rows_are_those_of_a_distributed_sampler(n, size, drop_last, piece):
             drop_last=drop_last,
         )
         expected = order[list(sampler)].tolist() if not drop_last or n >= size else []
-        assert own.tolist() == expected and len(own) == rows_dealt(n, size, drop_last=drop_last)
+        assert own.tolist() == expected
 
 
 @hard
@@ -118,12 +120,29 @@ def test_batches_are_dealt_as_by_accelerate(total, size, batch, drop_last, piece
     whole = [100 + place % total for place in range(steps * unit)]
     order = np.arange(100, 100 + total)
     pieces = [order[begin : begin + piece] for begin in range(0, total, piece)]
+    ends = np.arange(steps * size + 1) * batch
     for rank in range(size):
         own = [
             whole[(step * size + rank) * batch + row]
             for step in range(steps)
             for row in range(batch)
         ]
-        found = deal(pieces, total, rank, size, batch=batch, drop_last=drop_last)
+        found = Composition(pieces, total, ends, by_rows=False).deal(rank, size)
         assert found.tolist() == own
-        assert len(own) == rows_dealt(total, size, batch=batch, drop_last=drop_last)
+
+
+@hard
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_batches_of_any_sizes_are_dealt_whole(total, size, piece, seed):
+    generator = np.random.default_rng(seed)
+    inner = generator.choice(total, generator.integers(total), replace=False)
+    ends = np.unique(np.concatenate([[0], inner, [total]]))
+    order = generator.permutation(total)
+    pieces = [order[begin : begin + piece] for begin in range(0, total, piece)]
+    batches = np.split(order, ends[1:-1])
+    for rank in range(size):
+        found = Composition(pieces, total, ends, by_rows=False).deal(rank, size)
+        own = batches[rank::size]
+        assert found.tolist() == [row for batch in own for row in batch.tolist()]
+        sizes = np.diff(ends_of_rank(ends, rank, size, by_rows=False))
+        assert sizes.tolist() == [*map(len, own)]

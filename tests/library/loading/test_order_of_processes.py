@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from threaded_world import on_ranks
 from thresher.loading.epoch import Epoch
 from thresher.loading.packed_plan import PackedPlan
-from thresher.loading.user_order import UserOrder, is_free
+from thresher.loading.sampler_order import SamplerOrder, is_free
 from thresher.plans import EpochPlan
 
 N = 3000
@@ -25,7 +25,7 @@ def held(plan: EpochPlan) -> PackedPlan:
 def rows_of(world: Any, plan: EpochPlan, *, batch: int = 7) -> Any:
     """The rows of a rank with their weights, and the plan's numbers."""
     sampler = DistributedSampler(range(N), world.size, world.rank, seed=5)  # pyright: ignore
-    order = UserOrder(DataLoader(range(N), batch, sampler=sampler), world)  # pyright: ignore
+    order = SamplerOrder(DataLoader(range(N), batch, sampler=sampler), world)  # pyright: ignore
     whole = held(plan)
     epoch = made(order, whole)
     ids = torch.from_numpy(epoch.ids[: epoch.ends[-1]]).long()
@@ -33,7 +33,7 @@ def rows_of(world: Any, plan: EpochPlan, *, batch: int = 7) -> Any:
     return ids, weights, whole.rows, whole.refresh_ids(world.rank, world.size)
 
 
-def made(order: UserOrder, plan: PackedPlan, *, resumed: bool = False) -> Epoch:
+def made(order: SamplerOrder, plan: PackedPlan, *, resumed: bool = False) -> Epoch:
     make = order.begin(plan, resumed=resumed)
     assert callable(make)
     return make()
@@ -63,7 +63,7 @@ def test_an_interrupted_epoch_is_made_again():
 
     def both(world):
         sampler = DistributedSampler(range(N), 2, world.rank, seed=5)
-        order = UserOrder(DataLoader(range(N), 7, sampler=sampler), world)
+        order = SamplerOrder(DataLoader(range(N), 7, sampler=sampler), world)
         first = made(order, plan).ids
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=70)
         return first.tolist() == made(order, plan, resumed=True).ids.tolist()
@@ -74,7 +74,7 @@ def test_an_interrupted_epoch_is_made_again():
 def test_another_epoch_than_the_interrupted_one():
     def begin(world):
         sampler = DistributedSampler(range(N), 2, world.rank)
-        order = UserOrder(DataLoader(range(N), 7, sampler=sampler), world)
+        order = SamplerOrder(DataLoader(range(N), 7, sampler=sampler), world)
         order.load_state_dict({"begun": 2, "epoch": 2}, active=True, consumed=7)
         sampler.set_epoch(3)
         order.begin(held(EpochPlan(ALL)), resumed=True)
@@ -90,7 +90,7 @@ def test_a_dataset_that_has_grown():
     def begin(world):
         data = list(range(N))
         sampler = DistributedSampler(data, 2, world.rank)
-        order = UserOrder(DataLoader(data, 7, sampler=sampler), world)
+        order = SamplerOrder(DataLoader(data, 7, sampler=sampler), world)
         data.append(0)
         order.begin(held(EpochPlan(ALL)), resumed=False)
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from helpers import assert_same
-from thresher.loading.user_order import is_free
+from thresher.loading.sampler_order import is_free
 
 N, B, EPOCHS = 20, 4, 2
 

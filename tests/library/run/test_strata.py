@@ -203,7 +203,7 @@ def test_a_plan_without_anything_known_stays_as_it_is():
 def test_every_row_is_dealt_once_to_any_number_of_ranks(k, ranks, size, by_rows, more):
     per_rank = max(1, -(-k // ranks) if more < 0 else k // ranks)
     steps = np.diff(np.append(np.arange(0, per_rank, size), per_rank))
-    order = _deal(np.arange(k), steps, by_rows, ranks, np.random.default_rng(0))
+    order = _deal(np.arange(k), steps * ranks, by_rows, ranks, np.random.default_rng(0))
     assert sorted(order) == list(range(k))
 
 
@@ -211,7 +211,9 @@ def test_every_row_is_dealt_once_to_any_number_of_ranks(k, ranks, size, by_rows,
 def test_each_rank_has_stratified_batches(ranks, size, steps, by_rows):
     k = ranks * size * steps
     labels = np.sort(np.arange(k) % 5)
-    order = _deal(np.arange(k), np.full(steps, size), by_rows, ranks, np.random.default_rng(0))
+    order = _deal(
+        np.arange(k), np.full(steps, size * ranks), by_rows, ranks, np.random.default_rng(0)
+    )
     share = np.bincount(labels, minlength=5) / k
     for rank in range(ranks):
         own = order[rank::ranks] if by_rows else order.reshape(-1, size)[rank::ranks].ravel()
@@ -222,7 +224,7 @@ def test_each_rank_has_stratified_batches(ranks, size, steps, by_rows):
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(2, 9), st.booleans())
 def test_each_step_has_the_rows_of_a_step_of_one_process(ranks, size, steps, by_rows):
     rows = np.random.default_rng(1).permutation(ranks * size * steps)
-    order = _deal(rows, np.full(steps, size), by_rows, ranks, np.random.default_rng(0))
+    order = _deal(rows, np.full(steps, size * ranks), by_rows, ranks, np.random.default_rng(0))
     alone = _deal(rows, np.full(steps, ranks * size), True, 1, np.random.default_rng(0))
     assert np.sort(order.reshape(steps, -1)).tolist() == np.sort(alone.reshape(steps, -1)).tolist()
 

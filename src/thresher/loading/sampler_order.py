@@ -1,9 +1,9 @@
-"""The order in which the user's loader reads its dataset, and the arrays of an epoch: what a plan keeps of this order."""
+"""The order of a sampler of the user, cut into batches of one size: what a plan keeps of it."""
 
 import operator
 import reprlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,30 +21,20 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from thresher.distributed.world import ALONE, World, agree
-from thresher.loading.epoch import (
-    Epoch,
-    Piece,
-    choose,
-    deal,
-    do_nothing,
-    full_batches,
-    rows_dealt,
-    small_dtype,
-)
+from thresher.distributed.world import agree
+from thresher.loading.epoch import Composition, Piece, choose, do_nothing, pad, small_dtype
+from thresher.loading.order import Order, SamplerEpochs
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
     ONCE,
     check_unchanged,
     inner_sampler,
-    is_dealt_by_accelerate,
     is_of_torchdata,
     is_seeded_by_epoch,
-    share_states,
 )
 from thresher.loading.settings import checked_batch_size
 from thresher.loading.smaller_batches import SmallerBatchesError, smaller_batches
-from thresher.samplers.epochs import EpochSampler
+from thresher.samplers.epochs import EpochSampler, cut
 from thresher.samplers.shuffle import Shuffle
 from thresher.samplers.weighted import WeightedSampler
 from thresher.selection import chunks
@@ -84,19 +74,6 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
     return ids
 
 
-def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
-    """Returns the generators of a loader and its sampler without duplicates; omits a generator that the sampler reseeds itself.
-
-    Args:
-        sampler: Sampler of the loader.
-        loader: The user's loader.
-    """
-    of_sampler = None if is_seeded_by_epoch(sampler) else getattr(sampler, "generator", None)
-    candidates = [of_sampler, loader.generator]
-    generators = [generator for generator in candidates if isinstance(generator, torch.Generator)]
-    return generators[:1] if len(generators) == 2 and generators[0] is generators[1] else generators
-
-
 def has_all_once(sampler: Any, n: int) -> bool:
     """Whether a shuffling or sequential sampler yields each of n ids once.
 
@@ -134,158 +111,23 @@ def groups_by_length(loader: DataLoader[Any]) -> bool:
     return type(inner_sampler(loader.batch_sampler)).__name__ in ONCE
 
 
-def _seed_of(sampler: Any) -> int:
-    """Returns the seed of a sampler; 0 for one without any."""
-    # The name in the SeedableRandomSampler of accelerate.
-    return getattr(sampler, "initial_seed", getattr(sampler, "seed", 0))
+class SamplerOrder(Order):
+    """The order of the user's sampler, as far as Thresher knows it, cut into batches of one size; see `Order`."""
 
-
-class SamplerEpochs:
-    """The epochs of a sampler that numbers them itself, also after a resume.
-
-    Args:
-        sampler: The sampler. One without epochs is always in epoch 0.
-        n: Number of samples of the dataset.
-        loader: The user's loader.
-    """
-
-    def __init__(self, sampler: Any, n: int, loader: Any) -> None:
-        self._sampler = sampler
-        self._n = n
-        self._loader = loader
-        self._iteration: int | None = None
-        self._begun: int | None = None
-        self._next = 0
-        self._counted = 0
-
-    @property
-    def now(self) -> int:
-        """Number of the next epoch; of a sampler without numbers, the number of epochs that have begun."""
-        return int(getattr(self._sampler, "epoch", self._counted))
-
-    def begin(self, *, resumed: bool, drawn: bool) -> int:
-        """Begins an epoch, and returns its number, which determines the order.
-
-        Args:
-            resumed: Whether an interrupted epoch continues.
-            drawn: Whether the method drew the order, so that the sampler begins no epoch.
-
-        Raises:
-            RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
-            ValueError: The user called `sampler.set_epoch(epoch, consumed)`, which is for loaders without a run.
-        """
-        sampler = self._sampler
-        name = type(sampler).__name__
-        # A loader of accelerate sets the epoch of its sampler to this number, which it does not save.
-        self._iteration = getattr(self._loader, "iteration", None)
-        now = self.now
-        counts = isinstance(sampler, EpochSampler)
-        if counts and sampler.consumed:
-            raise ValueError(
-                f"{name}.set_epoch was called with consumed={sampler.consumed}, which is for loaders without a run. Load "
-                "run.state_dict() of the interrupted run instead."
-            )
-        if drawn:
-            self._begun = None
-            return now
-        if not resumed:
-            self._begun = now
-            self._counted += 1
-            if counts:
-                sampler.begin_pass()
-            return now
-        begun = self._begun
-        # Loops call set_epoch before each epoch, and a resumed loop may count epochs from 0 again.
-        allowed = (begun, self._next) if counts or not hasattr(sampler, "epoch") else (begun,)
-        if begun is None or now not in allowed:
-            raise RuntimeError(
-                f"The run resumes in the middle of an epoch, in the order of epoch {begun} of its {name}, but the sampler is "
-                f"now set to epoch {now}. Load the state again. Then call set_epoch({begun}) (on the loader, if accelerate "
-                "prepared it), or do not call set_epoch before the end of this epoch."
-            )
-        if counts:
-            sampler.set_epoch(self._next)
-        return begun
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the values that determine the orders of this epoch and of later ones, as plain values."""
-        sampler = self._sampler
-        epoch = self.now
-        if isinstance(sampler, EpochSampler):
-            settings = sampler.state_at(epoch, 0)
-        else:
-            settings = {"seed": _seed_of(sampler), "samples": self._n, "epoch": epoch}
-        place = {"begun": self._begun, "iteration": self._iteration}
-        return {**settings, **place, "sampler": type(sampler).__name__}
-
-    def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
-        """Restores the sample order of a saved run. The next epochs continue from it.
-
-        Args:
-            state: State that `state_dict` returned.
-            active: Whether an epoch was in progress.
-            consumed: Number of rows of that epoch that were taken.
-        """
-        sampler = self._sampler
-        if isinstance(sampler, WeightedSampler):
-            sampler.restore_weights(state)
-        self._begun = state["begun"]
-        iteration = state.get("iteration")
-        if iteration is not None and hasattr(self._loader, "iteration"):
-            self._loader.iteration = iteration + (not active)
-        self._next = self._counted = state["epoch"]
-        # The interrupted epoch of other samplers is drawn again from their own epoch; if the loop has not got a batch of it
-        # yet, so is that of ours.
-        again = active and self._begun is not None
-        if consumed and isinstance(sampler, EpochSampler):
-            again = False
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(state["begun"] if again else self._next)
-
-
-class UserOrder:
-    """The order of the user's sampler for a map-style dataset, as far as Thresher knows it.
-
-    Args:
-        loader: The user's loader; with several processes, already checked by `check_shared`.
-        world: Processes among which the samples are divided. Default: one process.
-        least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
-        samples: Number of samples of full training, if pruning left some out. Default: those that the sampler yields.
-    """
-
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        world: World = ALONE,
-        *,
-        least: int = 1,
-        samples: int | None = None,
-    ) -> None:
-        self._loader = loader
-        self._batches: Any = loader.batch_sampler
-        self._world = world
-        self._least = least
-        self._samples = samples
-        self.dataset = loader.dataset
-        self.n = len(self.dataset)  # pyright: ignore[reportArgumentType]
-        self.by_batches = is_dealt_by_accelerate(self._batches)
-        """Whether each process gets every W-th batch of the order, rather than every W-th row."""
-        self.sampler: Any = inner_sampler(self._batches)
-        several = world.size > 1
+    def _set_up(self) -> None:
+        self.sampler = inner_sampler(self._batches)
+        processes = self._world.size
+        splits = getattr(self._batches, "split_batches", False)
         # The reader checks before each epoch that the user has not changed it.
-        self.batch_size = self._find_batch_size()
-        """Number of rows of a full batch of this process."""
-        self.some_ids = None if several else self._find_some_ids()
+        self.batch_size = checked_batch_size(self._batches) // (processes if splits else 1)
+        self.drop_last = self._batches.drop_last
+        self.some_ids = None if processes > 1 else self._find_some_ids()
         """Ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids, or are not known."""
         own = type(self.sampler) in (Shuffle, WeightedSampler)
-        numbered = several or own or is_seeded_by_epoch(self.sampler)
-        self._epochs = SamplerEpochs(self.sampler, self.n, loader) if numbered else None
+        if processes > 1 or own or is_seeded_by_epoch(self.sampler):
+            self._epochs = SamplerEpochs(self.sampler, self.n, self._loader)
 
     # What does not depend on a plan
-
-    def _find_batch_size(self) -> int:
-        splits = getattr(self._batches, "split_batches", False)
-        return checked_batch_size(self._batches) // (self._world.size if splits else 1)
 
     @property
     def full_batches(self) -> int:
@@ -293,11 +135,6 @@ class UserOrder:
         rows = self.candidates
         # Full training does not train on a dropped last batch.
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether the user's loader drops a last batch that is not full."""
-        return self._batches.drop_last
 
     @property
     def is_known(self) -> bool:
@@ -363,7 +200,7 @@ class UserOrder:
         )
 
     def tokens(self) -> dict[str, Any]:
-        """Returns `tokens` and `padded_tokens` of the epoch if the loader's batch sampler knows the lengths; else {}."""
+        """Returns {}: no lengths are known."""
         return {}
 
     @property
@@ -387,19 +224,6 @@ class UserOrder:
             return self._own_rows(self.n)
         return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
 
-    def generators(self) -> list[torch.Generator]:
-        """Returns the generators that the loader draws from."""
-        return generators_of(self.sampler, self._loader)
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Returns the values that determine the orders of a sampler with epochs, as plain values; None for other samplers."""
-        return None if self._epochs is None else self._epochs.state_dict()
-
-    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
-        """Restores the sample order of a saved run; see `SamplerEpochs.load_state_dict`."""
-        if self._epochs is not None and state is not None:
-            self._epochs.load_state_dict(state, active=active, consumed=consumed)
-
     # The plan of an epoch
 
     def rows_of(self, plan: PackedPlan) -> int:
@@ -420,13 +244,8 @@ class UserOrder:
             "ids, and the method skips samples"
         )
 
-    def ends(self, plan: PackedPlan) -> NDArray[np.int64]:
-        """Returns where each batch of this process ends in an epoch with this plan, after a leading 0.
-
-        Raises:
-            SmallerBatchesError: There are fewer rows than the steps need, or their number is not known.
-            TypeError: The number of rows is not known.
-        """
+    def lay_out(self, plan: PackedPlan, epoch: int) -> tuple[NDArray[np.int64], bool]:
+        """Returns the ends of the batches of all processes, and whether they are dealt by rows; see `Order.lay_out`."""
         try:
             rows = self.rows_of(plan)
         except TypeError as error:
@@ -435,10 +254,10 @@ class UserOrder:
             raise SmallerBatchesError(
                 f"Smaller batches need the number of samples of an epoch, and {error}. Use spend='steps'."
             ) from None
-        return self.ends_of(rows, everything=plan.everything, smaller=plan.smaller)
+        return self.cut(rows, everything=plan.everything, smaller=plan.smaller)
 
-    def ends_of(self, rows: int, *, everything: bool, smaller: bool) -> NDArray[np.int64]:
-        """Returns where each batch of this process ends, after a leading 0.
+    def cut(self, rows: int, *, everything: bool, smaller: bool) -> tuple[NDArray[np.int64], bool]:
+        """Returns the ends of the batches of all processes, and whether they are dealt by rows.
 
         Args:
             rows: Number of rows in all processes together.
@@ -448,99 +267,58 @@ class UserOrder:
         Raises:
             SmallerBatchesError: There are fewer rows than the steps need.
         """
+        processes = self._world.size
+        by_rows = self._deals_rows(rows, smaller=smaller)
+        ends = self._cut_own(rows, everything=everything, smaller=smaller)
+        if by_rows:
+            return ends * processes, True
+        return np.append(0, np.diff(ends).repeat(processes).cumsum()), False
+
+    def _cut_own(self, rows: int, *, everything: bool, smaller: bool) -> NDArray[np.int64]:
+        """Returns where each batch of this process ends."""
         size = self.batch_size
+        own = self._own_rows(rows, smaller=smaller)
         if smaller:
-            ends = smaller_batches(
-                self._own_rows(rows, smaller=True),
-                self.candidates if self._samples is None else self._own_rows(self._samples),
-                size,
-                drop_last=self.drop_last,
-                least=self._least,
-            )
+            full = self.candidates if self._samples is None else self._own_rows(self._samples)
+            ends = smaller_batches(own, full, size, drop_last=self.drop_last, least=self._least)
             if ends is not None:
                 return ends
-        rows = self._own_rows(rows, smaller=smaller)
         # An epoch of less than one batch keeps it: with drop_last it would have no step.
-        short = rows < size <= self.n and not everything
+        short = own < size <= self.n and not everything
         # If samples are left out, an epoch may end with a batch of one row, on which BatchNorm cannot train. Full training and
         # an epoch of one row keep it, so that the model raises its own error.
-        least = 1 if everything or rows < self._least else min(self._least, size)
-        return full_batches(rows, size, drop_last=self.drop_last and not short, least=least)
+        least = 1 if everything or own < self._least else min(self._least, size)
+        return cut(own, size, drop_last=self.drop_last and not short, least=least)
 
-    def deals_rows(self, rows: int, *, smaller: bool) -> bool:
-        """Whether W processes get every W-th row of an order, rather than every W-th batch.
-
-        Args:
-            rows: Number of rows in all processes together.
-            smaller: Whether the batches are smaller than in full training.
-        """
+    def _deals_rows(self, rows: int, *, smaller: bool) -> bool:
+        """Returns whether W processes get every W-th row of an order, rather than every W-th batch."""
         # accelerate divides an order by full batches. Smaller steps have other sizes, so their order is divided by rows; a plan
         # of less than one batch for each process, too, because otherwise no process would get any.
         short = self._drops and rows < self._world.size * self.batch_size <= self.n
         return not self.by_batches or smaller or short
 
+    def _own_rows(self, rows: int, *, smaller: bool = False) -> int:
+        """Returns the number of rows of this process, if an order of so many rows is divided."""
+        processes = self._world.size
+        by_rows = self._deals_rows(rows, smaller=smaller)
+        unit = processes if by_rows else processes * self.batch_size
+        return pad(rows, unit, drop_last=self._drops and by_rows != self.by_batches) // processes
+
     def remainder(self, plan: PackedPlan) -> int:
         """Returns how many rows the last step has in all processes without repeated ones, if these come last; else 0."""
-        if not self.by_batches or self.drop_last or type(self) is not UserOrder:
-            return 0  # composed batches may have other sizes
+        if not self.by_batches or self.drop_last:
+            return 0
         rows = self.rows_of(plan)
-        if self.deals_rows(rows, smaller=plan.smaller):
+        if self._deals_rows(rows, smaller=plan.smaller):
             return 0
         return rows % (self._world.size * self.batch_size)
 
-    def _dealing(self, rows: int, *, smaller: bool) -> dict[str, Any]:
-        """Returns the settings of `deal` and `rows_dealt` for an order of this many rows."""
-        by_rows = self.deals_rows(rows, smaller=smaller)
-        return {
-            "size": self._world.size,
-            "batch": 1 if by_rows else self.batch_size,
-            "drop_last": self._drops and by_rows != self.by_batches,
-        }
-
-    def _own_rows(self, rows: int, *, smaller: bool = False) -> int:
-        """Returns the number of rows of this process, if an order of so many rows is divided."""
-        return rows_dealt(rows, **self._dealing(rows, smaller=smaller))
-
     # An epoch
 
-    def begin(self, plan: PackedPlan, *, resumed: bool) -> Callable[[], Epoch] | Iterator[Tensor]:
-        """Begins an epoch. Every process must call it.
-
-        Args:
-            plan: The plan of the epoch.
-            resumed: Whether an interrupted epoch continues.
-
-        Returns:
-            A function that makes the epoch, which every process must call; or, for a plan with every sample and a sampler
-            whose order is not known in advance, the ids in batches, as the sampler yields them.
-
-        Raises:
-            RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
-            ValueError: The number of samples, or the ids of the sampler, have changed.
-        """
-        # Checked in each epoch, because an active-learning loop may have added samples.
-        check_unchanged(self.dataset, self.n)
-        if self._world.size > 1:
-            # The loader of accelerate gives all processes the same random states when it is iterated. The run does not iterate
-            # it, so this is done here.
-            share_states(self._loader)
-        elif plan.rows != self.n:
-            self._check_some_ids()
-        if self._world.size == 1 and isinstance(self.sampler, EpochSampler):
+    def _check_sampler(self, plan: PackedPlan) -> None:
+        if isinstance(self.sampler, EpochSampler):
             self.sampler.check_size(self.n)
-        epoch = 0
-        if self._epochs is not None:
-            epoch = self._epochs.begin(resumed=resumed, drawn=plan.drawn)
-        # The ids of other samplers are taken as the plain loader takes them: they may draw random numbers between two batches,
-        # or have no end.
-        if self._world.size == 1 and plan.everything and self._epochs is None and not self.is_known:
-            return self._as_it_comes()
-        # An error about the batches comes before any process draws.
-        ends = known(lambda: self.ends(plan))
-        return lambda: self._make(plan, epoch, ends)
-
-    def _check_some_ids(self) -> None:
-        if self.some_ids is None:
+        if plan.rows == self.n or self.some_ids is None:
             return
         some_ids = self._find_some_ids()
         if some_ids is None or not torch.equal(some_ids, self.some_ids):
@@ -548,6 +326,12 @@ class UserOrder:
                 f"{type(self.sampler).__name__} yields other samples than when `attach` was called. Call run.detach() and "
                 "attach again after the sampler has changed."
             )
+
+    def _iterate(self, plan: PackedPlan) -> Iterator[Tensor] | None:
+        # The ids of other samplers are taken as the plain loader takes them: they may draw random numbers between two batches,
+        # or have no end.
+        known = self._world.size > 1 or self._epochs is not None or self.is_known
+        return None if known or not plan.everything else self._as_it_comes()
 
     def _as_it_comes(self) -> Iterator[Tensor]:
         ids = iter(self._iterated())
@@ -561,8 +345,8 @@ class UserOrder:
             iter(self.sampler)
         return self.sampler
 
-    def _make(self, plan: PackedPlan, epoch: int, ends: NDArray[np.int64] | None) -> Epoch:
-        """Makes the epoch. Every process must call it."""
+    def compose(self, plan: PackedPlan, epoch: int) -> Composition:
+        """Returns the batches of all processes; see `Order.compose`."""
         finish: Callable[[], object] = do_nothing
         if plan.drawn:
             pieces: Iterable[Any] = [plan.ids.numpy()]
@@ -572,17 +356,14 @@ class UserOrder:
             if plan.everything:
                 pieces = (piece(part.start, part.stop) for part in chunks(total))
                 rows = total
-            elif self._sampler_yields_once:
+            else:
                 pieces = choose(piece, total, plan)
                 rows = plan.rows
-            else:
-                pieces = [*choose(piece, total, plan)]
-                rows = sum(map(len, pieces))
-        if ends is None:
-            ends = self.ends_of(rows, everything=False, smaller=False)
-        dealing = self._dealing(rows, smaller=plan.smaller)
-        ids = deal(pieces, rows, self._world.rank, dtype=small_dtype(self.n), **dealing)
-        return Epoch(ids, ends, plan.weights_by_id(), finish)
+                if not self._sampler_yields_once:
+                    pieces = [*pieces]
+                    rows = sum(map(len, pieces))
+        ends, by_rows = self.cut(rows, everything=plan.everything, smaller=plan.smaller)
+        return Composition(pieces, rows, ends, by_rows, finish)
 
     def _draw(self, epoch: int) -> tuple[Piece, int, Callable[[], object]]:
         """Returns the order of all samples in an epoch, its number of ids, and what the sampler draws at its end.
@@ -630,12 +411,3 @@ class UserOrder:
             generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
             return torch.randperm(self.n, generator=generator, dtype=small).numpy(), do_nothing
         return as_ids(list(self._iterated()), sampler, self.n).numpy(), do_nothing
-
-
-def known(number: Callable[[], Any]) -> Any:
-    """Returns `number()`; None if it raises an error because a sampler or dataset does not know its length."""
-    try:
-        return number()
-    # len() raises TypeError without __len__; a class with a __len__ that knows no length may raise NotImplementedError.
-    except (TypeError, NotImplementedError):
-        return None

@@ -1,0 +1,289 @@
+"""The batches of a map-style dataset in a run: composed for all processes together, then dealt to them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from thresher.distributed.world import ALONE, World
+from thresher.loading.epoch import Composition, Epoch, ends_of_rank, small_dtype
+from thresher.loading.packed_plan import PackedPlan
+from thresher.loading.samplers import (
+    check_unchanged,
+    is_dealt_by_accelerate,
+    is_seeded_by_epoch,
+    share_states,
+)
+from thresher.samplers.epochs import EpochSampler
+from thresher.samplers.weighted import WeightedSampler
+
+
+def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
+    """Returns the generators of a loader and its sampler without duplicates; omits a generator that the sampler reseeds itself.
+
+    Args:
+        sampler: Sampler of the loader.
+        loader: The user's loader.
+    """
+    of_sampler = None if is_seeded_by_epoch(sampler) else getattr(sampler, "generator", None)
+    candidates = [of_sampler, loader.generator]
+    generators = [generator for generator in candidates if isinstance(generator, torch.Generator)]
+    return generators[:1] if len(generators) == 2 and generators[0] is generators[1] else generators
+
+
+def _seed_of(sampler: Any) -> int:
+    """Returns the seed of a sampler; 0 for one without any."""
+    # The name in the SeedableRandomSampler of accelerate.
+    return getattr(sampler, "initial_seed", getattr(sampler, "seed", 0))
+
+
+class SamplerEpochs:
+    """The epochs of a sampler that numbers them itself, also after a resume.
+
+    Args:
+        sampler: The sampler. One without epochs is always in epoch 0.
+        n: Number of samples of the dataset.
+        loader: The user's loader.
+    """
+
+    def __init__(self, sampler: Any, n: int, loader: Any) -> None:
+        self._sampler = sampler
+        self._n = n
+        self._loader = loader
+        self._iteration: int | None = None
+        self._begun: int | None = None
+        self._next = 0
+        self._counted = 0
+
+    @property
+    def now(self) -> int:
+        """Number of the next epoch; of a sampler without numbers, the number of epochs that have begun."""
+        return int(getattr(self._sampler, "epoch", self._counted))
+
+    def begin(self, *, resumed: bool, drawn: bool) -> int:
+        """Begins an epoch, and returns its number, which determines the order.
+
+        Args:
+            resumed: Whether an interrupted epoch continues.
+            drawn: Whether the method drew the order, so that the sampler begins no epoch.
+
+        Raises:
+            RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
+            ValueError: The user called `sampler.set_epoch(epoch, consumed)`, which is for loaders without a run.
+        """
+        sampler = self._sampler
+        name = type(sampler).__name__
+        # A loader of accelerate sets the epoch of its sampler to this number, which it does not save.
+        self._iteration = getattr(self._loader, "iteration", None)
+        now = self.now
+        counts = isinstance(sampler, EpochSampler)
+        if counts and sampler.consumed:
+            raise ValueError(
+                f"{name}.set_epoch was called with consumed={sampler.consumed}, which is for loaders without a run. Load "
+                "run.state_dict() of the interrupted run instead."
+            )
+        if drawn:
+            self._begun = None
+            return now
+        if not resumed:
+            self._begun = now
+            self._counted += 1
+            if counts:
+                sampler.begin_pass()
+            return now
+        begun = self._begun
+        # Loops call set_epoch before each epoch, and a resumed loop may count epochs from 0 again.
+        allowed = (begun, self._next) if counts or not hasattr(sampler, "epoch") else (begun,)
+        if begun is None or now not in allowed:
+            raise RuntimeError(
+                f"The run resumes in the middle of an epoch, in the order of epoch {begun} of its {name}, but the sampler is "
+                f"now set to epoch {now}. Load the state again. Then call set_epoch({begun}) (on the loader, if accelerate "
+                "prepared it), or do not call set_epoch before the end of this epoch."
+            )
+        if counts:
+            sampler.set_epoch(self._next)
+        return begun
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the values that determine the orders of this epoch and of later ones, as plain values."""
+        sampler = self._sampler
+        epoch = self.now
+        if isinstance(sampler, EpochSampler):
+            settings = sampler.state_at(epoch, 0)
+        else:
+            settings = {"seed": _seed_of(sampler), "samples": self._n, "epoch": epoch}
+        place = {"begun": self._begun, "iteration": self._iteration}
+        return {**settings, **place, "sampler": type(sampler).__name__}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
+        """Restores the sample order of a saved run. The next epochs continue from it.
+
+        Args:
+            state: State that `state_dict` returned.
+            active: Whether an epoch was in progress.
+            consumed: Number of rows of that epoch that were taken.
+        """
+        sampler = self._sampler
+        if isinstance(sampler, WeightedSampler):
+            sampler.restore_weights(state)
+        self._begun = state["begun"]
+        iteration = state.get("iteration")
+        if iteration is not None and hasattr(self._loader, "iteration"):
+            self._loader.iteration = iteration + (not active)
+        self._next = self._counted = state["epoch"]
+        # The interrupted epoch of other samplers is drawn again from their own epoch; if the loop has not got a batch of it
+        # yet, so is that of ours.
+        again = active and self._begun is not None
+        if consumed and isinstance(sampler, EpochSampler):
+            again = False
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(state["begun"] if again else self._next)
+
+
+class Order(ABC):
+    """What a plan keeps of a dataset, in the order and the batches of the user's loader.
+
+    Args:
+        loader: The user's loader; with several processes, already checked by `check_shared`.
+        world: Processes among which the samples are divided. Default: one process.
+        least: Least number of rows that the model trains on: 2 if it has BatchNorm. Default: 1.
+        samples: Number of samples of full training, if pruning left some out. Default: those that the sampler yields.
+
+    Attributes:
+        sampler: Sampler that decides the order; a batch sampler that composes its batches.
+        batch_size: Number of rows of a full batch of this process.
+        drop_last: Whether full training leaves out a last batch that is not full.
+        by_batches: Whether each process gets every W-th batch, rather than every W-th row.
+    """
+
+    sampler: Any
+    batch_size: int
+    drop_last: bool
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        world: World = ALONE,
+        *,
+        least: int = 1,
+        samples: int | None = None,
+    ) -> None:
+        self._loader = loader
+        self._batches: Any = loader.batch_sampler
+        self._world = world
+        self._least = least
+        self._samples = samples
+        self._epochs: SamplerEpochs | None = None
+        self._begun: tuple[PackedPlan | None, int] = (None, 0)
+        self.dataset: Any = loader.dataset
+        self.n = len(self.dataset)
+        self.by_batches = is_dealt_by_accelerate(self._batches)
+        self._set_up()
+
+    @abstractmethod
+    def _set_up(self) -> None:
+        """Sets what follows from the sampler of the loader."""
+
+    @abstractmethod
+    def lay_out(self, plan: PackedPlan, epoch: int) -> tuple[NDArray[np.int64], bool]:
+        """Returns the ends of the batches of all processes, and whether they are dealt by rows, without random draws.
+
+        Raises:
+            SmallerBatchesError: There are fewer rows than the steps need, or their number is not known.
+            TypeError: The number of rows is not known.
+        """
+
+    @abstractmethod
+    def compose(self, plan: PackedPlan, epoch: int) -> Composition:
+        """Returns the batches of all processes. Every process must call it."""
+
+    @abstractmethod
+    def _check_sampler(self, plan: PackedPlan) -> None:
+        """Checks that the sampler still yields the samples that it yielded when the run was attached."""
+
+    def _iterate(self, plan: PackedPlan) -> Iterator[Tensor] | None:
+        """Returns the ids in batches, as the sampler yields them, if it must not be asked in advance; else None."""
+        return None
+
+    def generators(self) -> list[torch.Generator]:
+        """Returns the generators that the loader draws from."""
+        return generators_of(self.sampler, self._loader)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Returns the values that determine the orders of a sampler with epochs, as plain values; None for other samplers."""
+        return None if self._epochs is None else self._epochs.state_dict()
+
+    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
+        """Restores the sample order of a saved run; see `SamplerEpochs.load_state_dict`."""
+        if self._epochs is not None and state is not None:
+            self._epochs.load_state_dict(state, active=active, consumed=consumed)
+
+    def ends(self, plan: PackedPlan) -> NDArray[np.int64]:
+        """Returns where each batch of this process ends in an epoch with this plan, after a leading 0; see `lay_out`."""
+        begun, epoch = self._begun
+        # Within the epoch of this plan, and not of the one that the sampler begins next.
+        if begun is not plan:
+            epoch = self._next_epoch
+        ends, by_rows = self.lay_out(plan, epoch)
+        return self._own(ends, by_rows=by_rows)
+
+    @property
+    def _next_epoch(self) -> int:
+        return 0 if self._epochs is None else self._epochs.now
+
+    def _own(self, ends: NDArray[np.int64], *, by_rows: bool) -> NDArray[np.int64]:
+        return ends_of_rank(ends, self._world.rank, self._world.size, by_rows=by_rows)
+
+    def begin(self, plan: PackedPlan, *, resumed: bool) -> Callable[[], Epoch] | Iterator[Tensor]:
+        """Begins an epoch. Every process must call it.
+
+        Args:
+            plan: The plan of the epoch.
+            resumed: Whether an interrupted epoch continues.
+
+        Returns:
+            A function that makes the epoch, which every process must call; or, for a plan with every sample and a sampler
+            whose order is not known in advance, the ids in batches, as the sampler yields them.
+
+        Raises:
+            RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
+            ValueError: The number of samples, or the ids of the sampler, have changed.
+        """
+        # Checked in each epoch, because an active-learning loop may have added samples.
+        check_unchanged(self.dataset, self.n)
+        if self._world.size > 1:
+            # The loader of accelerate gives all processes the same random states when it is iterated. The run does not iterate
+            # it, so this is done here.
+            share_states(self._loader)
+        else:
+            self._check_sampler(plan)
+        epoch = 0
+        if self._epochs is not None:
+            epoch = self._epochs.begin(resumed=resumed, drawn=plan.drawn)
+        self._begun = plan, epoch
+        batches = self._iterate(plan)
+        if batches is not None:
+            return batches
+        # An error about the batches comes before any process draws.
+        known(lambda: self.lay_out(plan, epoch))
+        return lambda: self._deal(plan, epoch)
+
+    def _deal(self, plan: PackedPlan, epoch: int) -> Epoch:
+        whole = self.compose(plan, epoch)
+        ids = whole.deal(self._world.rank, self._world.size, dtype=small_dtype(self.n))
+        ends = self._own(whole.ends, by_rows=whole.by_rows)
+        return Epoch(ids, ends, plan.weights_by_id(), whole.finish)
+
+
+def known(number: Callable[[], Any]) -> Any:
+    """Returns `number()`; None if it raises an error because a sampler or dataset does not know its length."""
+    try:
+        return number()
+    # len() raises TypeError without __len__; a class with a __len__ that knows no length may raise NotImplementedError.
+    except (TypeError, NotImplementedError):
+        return None
