@@ -1,12 +1,10 @@
-"""What composing batches wins: by length, by cluster, and of blocks that are cut anew.
+"""What composing batches wins: by length, and of blocks that are cut anew.
 
-`python -m benchmarks.composition [--task NAME] [--minutes M]` trains the arms of three tasks, and adds a line to a file of JSON
+`python -m benchmarks.composition [--task NAME] [--minutes M]` trains the arms of two tasks, and adds a line to a file of JSON
 lines for each training. It goes on where it was stopped.
 
 - `docstrings`: MiniLM learns from which of 12 packages a docstring of Python is. Batches at random or by length, whole or half
   of them (`0.5`), and batches by length for as many steps as fit into the CPU time of each other arm.
-- `pairs`: MiniLM learns which halves of a one-line description of a package of Debian belong together. Batches at random, by
-  section and by cluster, in the same CPU time, k-means included.
 - `chunks`: a small GPT reads docstrings for 15 epochs: fixed blocks in a fixed order, the same blocks shuffled, or documents in a
   new order, cut anew in each epoch; or blocks that begin at a random place.
 
@@ -19,7 +17,6 @@ import argparse
 import ast
 import json
 import math
-import subprocess
 import sys
 import sysconfig
 import time
@@ -40,7 +37,7 @@ from torch.utils.data import DataLoader, Dataset
 import thresher
 from benchmarks.kept import add_line, pack, read_lines
 from benchmarks.marks import between_marks
-from thresher.samplers import ClusteredBatchSampler, Grouped, clusters_of
+from thresher.samplers import Grouped
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.training.files import markdown_table
 
@@ -256,120 +253,6 @@ def _share_of_time(arm: str, done: Done) -> float:
     return times[0] / times[1]
 
 
-# Pairs
-
-
-@cache
-def halves(samples: int = 2200) -> tuple[list[Tensor], list[Tensor], np.ndarray]:
-    """Returns the tokens of both halves of one-line descriptions of packages, and the number of the section of each."""
-    from transformers import AutoTokenizer
-
-    command = ["apt-cache", "dumpavail"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    sources: dict[str, tuple[str, str]] = {}
-    for stanza in listed.split("\n\n"):
-        lines = (line.split(": ", 1) for line in stanza.splitlines() if ": " in line)
-        fields = {line[0]: line[1] for line in lines}
-        source = fields.get("Source", fields.get("Package", "")).split(" ")[0]
-        text = fields.get("Description", "")
-        if len(text.split()) >= 6 and fields.get("Section"):
-            sources.setdefault(source, (fields["Section"], text))
-    names = sorted(sources)
-    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0))[:samples]
-    rows = [sources[names[i]] for i in order.tolist()]
-    tokenizer = AutoTokenizer.from_pretrained(minilm())
-    parts: list[list[Tensor]] = []
-    for half in (0, 1):
-        texts = []
-        for _, text in rows:
-            words = text.split()
-            cut = len(words) // 2
-            texts.append(" ".join(words[cut:] if half else words[:cut]))
-        parts.append([torch.tensor(one[:32]) for one in tokenizer(texts)["input_ids"]])
-    known = sorted({section for section, _ in rows})
-    return parts[0], parts[1], np.array([known.index(section) for section, _ in rows])
-
-
-class Embedder(nn.Module):
-    """MiniLM with the mean of its tokens, of length 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from transformers import AutoModel
-
-        self.inside = AutoModel.from_pretrained(minilm())
-
-    def forward(self, texts: Sequence[Tensor]) -> Tensor:
-        """Returns embeddings, shape (n, 384), of n texts."""
-        ids = nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
-        mask = (ids != 0).long()
-        states = self.inside(input_ids=ids, attention_mask=mask).last_hidden_state
-        sums = (states * mask[..., None]).sum(1)
-        return F.normalize(sums / mask.sum(1, keepdim=True), dim=1)
-
-
-PAIR_EPOCHS = 2
-PAIRS = 64
-"""Number of pairs of a batch."""
-CLUSTERS = 20
-TRAINED_PAIRS = 1600
-
-
-def train_pairs(job: Job, done: Done) -> dict[str, Any]:
-    """Trains an arm of `pairs`; see the module."""
-    first, second, sections = halves()
-    n = TRAINED_PAIRS
-    torch.manual_seed(job.seed)
-    model = Embedder()
-    began = time.process_time()
-    labels = sections[:n]
-    if job.arm == "by cluster":
-        model.eval()
-        with torch.inference_mode():
-            found = [model(first[i : i + 100]) for i in range(0, n, 100)]
-        labels = clusters_of(torch.cat(found), CLUSTERS, seed=job.seed)
-    model.train()
-    generator = torch.Generator().manual_seed(job.seed)
-    sampler: Any = ClusteredBatchSampler(labels, PAIRS, seed=job.seed)
-    steps = PAIR_EPOCHS * (n // PAIRS)
-    preparation = time.process_time() - began
-    if job.arm == "by cluster":
-        # Without the steps for which the time of clustering would have been enough.
-        per_step = done[chosen("pairs", "at random", done)]["cpu_s"] / steps
-        steps -= math.ceil(preparation / per_step)
-    optimizer = torch.optim.AdamW(model.parameters(), job.rate, weight_decay=0.01)
-    schedule = linear(optimizer, steps)
-    step = 0
-    while step < steps:
-        batches: Any = sampler
-        if job.arm == "at random":
-            batches = torch.randperm(n, generator=generator).split(PAIRS)
-        for batch in batches:
-            rows = torch.as_tensor(batch).tolist()
-            # Batches of the samples that are left over have fewer negatives in all arms.
-            if step == steps:
-                break
-            optimizer.zero_grad()
-            left = model([first[i] for i in rows])
-            right = model([second[i] for i in rows])
-            scores = left @ right.T / 0.05
-            target = torch.arange(len(rows))
-            (F.cross_entropy(scores, target) + F.cross_entropy(scores.T, target)).backward()
-            optimizer.step()
-            schedule.step()
-            step += 1
-    spent = time.process_time() - began
-    model.eval()
-    with torch.inference_mode():
-        left, right = (
-            torch.cat([model(part[i : i + 100]) for i in range(n, len(part), 100)])
-            for part in (first, second)
-        )
-    nearest = (left @ right.T).topk(10, dim=1).indices
-    recall = (nearest == torch.arange(len(left))[:, None]).any(1).float().mean()
-    return {"score": float(recall), "cpu_s": spent, "steps": step, "preparation_s": preparation}
-
-
 # Chunks
 
 
@@ -530,18 +413,6 @@ TASKS = {
         "cut anew, the documents come in a new order in each epoch, and the blocks are cut from it; moved, each block begins up "
         "to a block later, which is drawn whenever it is read. The last row was trained on a busier machine, so that its CPU time "
         "does not compare.",
-    ),
-    "pairs": Task(
-        train_pairs,
-        ("at random", "by section", "by cluster"),
-        (),
-        (5e-5, 1e-4, 2e-4, 4e-4, 8e-4),
-        5,
-        "recall at 10 among 600 other pairs",
-        3,
-        "Pairs by cluster",
-        "MiniLM learns which halves of a one-line description of a package of Debian belong together, with the other pairs of a "
-        "batch of 64 as negatives. Clustering is part of the CPU time, so that fewer steps fit into it.",
     ),
 }
 

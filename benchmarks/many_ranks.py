@@ -24,7 +24,7 @@ from thresher import Kakurenbo
 from thresher.attribution.accumulator import COUNT_OF_TRAINED, TRAINED
 from thresher.distributed.gathered_records import GatheredRecords
 from thresher.distributed.world import ProcessWorld
-from thresher.loading.epoch import Composition, choose, pad
+from thresher.loading.epoch import ComposedEpoch, choose, pad
 from thresher.loading.packed_plan import PackedPlan
 from thresher.permutation import Permutation
 
@@ -106,7 +106,7 @@ def own_rows(order: Permutation, plan: PackedPlan, world: ProcessWorld) -> Any:
     """Returns the rows of this process in an epoch."""
     pieces = choose(order.piece, order.n, plan)
     ends = np.array([0, pad(plan.rows, world.size, drop_last=False)])
-    whole = Composition(pieces, plan.rows, ends, by_rows=True)
+    whole = ComposedEpoch(pieces, plan.rows, ends, by_rows=True)
     return whole.deal(world.rank, world.size, dtype=np.int32)
 
 

@@ -28,7 +28,6 @@ import transformers_cases
 from depth import depth
 from thresher.samplers import (
     BalancedBatchSampler,
-    ClusteredBatchSampler,
     Grouped,
     Mixture,
     Shuffle,
@@ -54,9 +53,8 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
         LENGTHS % 5, BATCH, dict(enumerate([5, 2, 1, 1, 1])), **ranks
     ),
     "StratifiedBatchSampler": lambda **ranks: StratifiedBatchSampler(LENGTHS % 5, BATCH, **ranks),
-    "ClusteredBatchSampler": lambda **ranks: ClusteredBatchSampler(LENGTHS % 5, BATCH, **ranks),
 }
-ONCE = ("Shuffle", "Grouped", "StratifiedBatchSampler", "ClusteredBatchSampler", None)
+ONCE = ("Shuffle", "Grouped", "StratifiedBatchSampler", None)
 METHODS: dict[str, Callable[[], Any]] = {
     "full": thresher.FullData,
     "0.5": lambda: 0.5,
@@ -429,7 +427,7 @@ CASES: list[tuple[str, str | None, dict[str, Any]]] = depth(
         ("Lightning", "Grouped", {"workers": 2}),
         ("Trainer", "Shuffle", {}),
         ("accelerate, skip_first_batches", "Grouped", {}),
-        ("accelerate, skip_first_batches", "ClusteredBatchSampler", {}),
+        ("accelerate, skip_first_batches", "StratifiedBatchSampler", {}),
         ("accelerate, skip_first_batches", "Shuffle", {"method": "full", "sets_epoch": False}),
     ],
     [

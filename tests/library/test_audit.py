@@ -26,7 +26,6 @@ import thresher
 from depth import depth
 from thresher.samplers import (
     BalancedBatchSampler,
-    ClusteredBatchSampler,
     Grouped,
     Mixture,
     Shuffle,
@@ -59,7 +58,6 @@ EVERY = {
     "stratified": lambda: DataLoader(DATA, batch_sampler=StratifiedBatchSampler(LABELS, 8)),
     "balanced": lambda: DataLoader(DATA, batch_sampler=BalancedBatchSampler(LABELS, 8)),
     "mixture": lambda: DataLoader(DATA, batch_sampler=Mixture(LABELS, 8, {0: 4, 1: 2, 2: 1, 3: 1})),
-    "by cluster": lambda: DataLoader(DATA, batch_sampler=ClusteredBatchSampler(LABELS, 8)),
 }
 
 

@@ -1,7 +1,6 @@
 """Batch samplers that compose the batches of any samples: by themselves, and with every kind of method in a run."""
 
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -20,11 +19,9 @@ from thresher.loading.packed_plan import PackedPlan
 from thresher.samplers import (
     BalancedBatchSampler,
     BatchComposer,
-    ClusteredBatchSampler,
     Grouped,
     Mixture,
     StratifiedBatchSampler,
-    clusters_of,
 )
 from thresher.score_table import Scores
 
@@ -37,7 +34,6 @@ DATA = TensorDataset(X, (X[:, 0] > 0).long())
 COMPOSERS = {
     "by length": lambda **given: Grouped(LENGTHS, 16, **given),
     "by tokens": lambda **given: Grouped(LENGTHS, max_tokens=400, **given),
-    "by cluster": lambda **given: ClusteredBatchSampler(LABELS, 16, **given),
     "stratified": lambda **given: StratifiedBatchSampler(LABELS, 16, **given),
     "balanced": lambda **given: BalancedBatchSampler(LABELS, 15, **given),
     "mixture": lambda **given: Mixture(LABELS, 16, dict(enumerate([4, 3, 1, 1, 1])), **given),
@@ -205,7 +201,7 @@ def test_batches_of_one_size_are_not_made_smaller(name):
     assert all(len({*LABELS[one]}) == 5 for one in seen) and not run.loader.yields_once
 
 
-DROPPING = ["by cluster", "stratified", "mixture"]
+DROPPING = ["stratified", "mixture"]
 
 
 @pytest.mark.parametrize("name", DROPPING)
@@ -218,13 +214,12 @@ def test_a_dropped_last_batch_leaves_all_samples_to_choose_from(name):
 
 
 def test_half_of_the_rows_that_are_not_dropped():
-    seen, _, run = train(COMPOSERS["by cluster"](drop_last=True), 0.5)
+    seen, _, run = train(COMPOSERS["stratified"](drop_last=True), 0.5)
     assert len(seen) == 21 and 2 * run.cost.backward == run.cost.full_backward
 
 
-@pytest.mark.parametrize("name", ["by cluster", "stratified"])
-def test_an_epoch_of_less_than_a_batch_is_not_dropped(name):
-    seen, _, _ = train(COMPOSERS[name](drop_last=True), thresher.UniformSubset(0.1))
+def test_an_epoch_of_less_than_a_batch_is_not_dropped():
+    seen, _, _ = train(COMPOSERS["stratified"](drop_last=True), thresher.UniformSubset(0.1))
     assert [*map(len, seen)] == [12] * 3
 
 
@@ -269,45 +264,6 @@ def test_batches_of_too_few_rows():
         thresher.SmallerBatchesError, match="60 batches, and 36 samples are chosen, less than one"
     ):
         train(Grouped(LENGTHS, 2), 0.3)
-
-
-@hard
-@given(
-    st.lists(st.integers(0, 6), min_size=1, max_size=90),
-    st.integers(1, 12),
-    st.booleans(),
-    st.integers(0, 4),
-)
-def test_full_batches_are_from_one_cluster(clusters, size, drop_last, epoch):
-    sampler = ClusteredBatchSampler(clusters, size, drop_last=drop_last)
-    batches = cut(*sampler.compose(np.arange(len(clusters)), epoch))
-    labels = np.array(clusters)
-    pure = [one for one in batches if len({*labels[one].tolist()}) == 1 and len(one) == size]
-    assert len(pure) >= (np.bincount(labels) // size).sum()
-    assert len(batches) == len(sampler) and all(len(one) <= size for one in batches)
-    rows = [row for one in batches for row in one]
-    left_out = len(clusters) % size if drop_last else 0
-    assert len({*rows}) == len(rows) == len(clusters) - left_out
-
-
-def test_clusters_are_found_in_embeddings():
-    centers = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) * 20
-    labels = torch.arange(200) % 4
-    found = clusters_of(centers[labels] + torch.randn(200, 8), 4)
-    pairs = {*zip(labels.tolist(), found.tolist(), strict=True)}
-    assert found.dtype == np.int64 and len(pairs) == 4
-
-
-@pytest.mark.parametrize(("values", "k"), [(torch.zeros(4), 1), (torch.zeros(4, 2), 5)])
-def test_other_embeddings_are_refused(values, k):
-    with pytest.raises(ValueError, match=r"must have shape \(N, features\) and `k` be within"):
-        clusters_of(values, k)
-
-
-def test_clusters_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(ImportError, match=r"pip install 'thresher\[lab\]'"):
-        clusters_of(torch.zeros(4, 2), 2)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from thresher.samplers import Grouped, clusters_of
+from thresher.samplers import Grouped
 
 LENGTHS = np.random.default_rng(0).integers(1, 500, 1000)
 
@@ -99,7 +99,6 @@ def test_in_a_loader():
 
 def test_lengths_with_an_index_of_their_own():
     assert Grouped(Indexed(LENGTHS), 16).lengths.tolist() == LENGTHS.tolist()
-    assert len({*clusters_of(Indexed([[0.0, 0.0], [9.0, 9.0]]), 2).tolist()}) == 2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import thresher
 from depth import depth
 from thresher.samplers import (
     BalancedBatchSampler,
-    ClusteredBatchSampler,
     Grouped,
     Mixture,
     Shuffle,
@@ -34,7 +33,6 @@ KINDS = {
         values % 2, classes_per_batch=2, samples_per_class=3, **settings
     ),
     "Mixture": lambda values, **settings: Mixture(values % 2, 8, {0: 2, 1: 1}, **settings),
-    "Clustered": lambda values, **settings: ClusteredBatchSampler(values % 5, 8, **settings),
     "Stratified": lambda values, **settings: StratifiedBatchSampler(values % 5, 8, **settings),
 }
 
@@ -104,7 +102,7 @@ def test_batches_that_are_not_full_are_dealt_out():
     for epoch in range(5):
         rows = set()
         for rank in range(2):
-            batches = ClusteredBatchSampler(np.arange(45) % 5, 4, num_replicas=1, rank=0)
+            batches = StratifiedBatchSampler(np.arange(45) % 5, 4, num_replicas=1, rank=0)
             loader = accelerate.prepare_data_loader(
                 DataLoader(range(45), batch_sampler=batches), num_processes=2, process_index=rank
             )

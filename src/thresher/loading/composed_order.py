@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thresher.loading.epoch import Composition, pad
+from thresher.loading.epoch import ComposedEpoch, pad
 from thresher.loading.order import Order, SamplerEpochs
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import inner_batches
@@ -89,10 +89,10 @@ class ComposedOrder(Order):
         sizes = np.resize(np.diff(ends), self._pad(len(ends) - 1))
         return np.append(0, sizes.cumsum()), False
 
-    def compose(self, plan: PackedPlan, epoch: int) -> Composition:
+    def compose(self, plan: PackedPlan, epoch: int) -> ComposedEpoch:
         """Returns the batches of all processes; see `Order.compose`."""
         order, _ = self._compose(plan, epoch)
-        return Composition([order], len(order), *self.lay_out(plan, epoch))
+        return ComposedEpoch([order], len(order), *self.lay_out(plan, epoch))
 
     def _compose(self, plan: PackedPlan, epoch: int) -> Composed:
         """Returns the batches of all processes; kept, because frameworks ask for their number before the epoch."""

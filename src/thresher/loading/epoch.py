@@ -117,7 +117,7 @@ def choose(piece: Piece, n: int, plan: PackedPlan) -> Iterator[IdArray]:
 
 
 @dataclass(frozen=True, eq=False)
-class Composition:
+class ComposedEpoch:
     """The batches of an epoch of all processes together, before they are dealt to the processes.
 
     Args:
@@ -144,9 +144,9 @@ class Composition:
 
         Example:
             >>> ends = np.array([0, 4, 6])
-            >>> [Composition([np.arange(10, 15)], 5, ends, True).deal(rank, 2).tolist() for rank in range(2)]
+            >>> [ComposedEpoch([np.arange(10, 15)], 5, ends, True).deal(rank, 2).tolist() for rank in range(2)]
             [[10, 12, 14], [11, 13, 10]]
-            >>> [Composition([np.arange(10, 15)], 5, ends, False).deal(rank, 2).tolist() for rank in range(2)]
+            >>> [ComposedEpoch([np.arange(10, 15)], 5, ends, False).deal(rank, 2).tolist() for rank in range(2)]
             [[10, 11, 12, 13], [14, 10]]
         """
         total = int(self.ends[-1])

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher.distributed.world import ALONE, World
-from thresher.loading.epoch import Composition, Epoch, ends_of_rank, small_dtype
+from thresher.loading.epoch import ComposedEpoch, Epoch, ends_of_rank, small_dtype
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
     check_unchanged,
@@ -199,7 +199,7 @@ class Order(ABC):
         """
 
     @abstractmethod
-    def compose(self, plan: PackedPlan, epoch: int) -> Composition:
+    def compose(self, plan: PackedPlan, epoch: int) -> ComposedEpoch:
         """Returns the batches of all processes. Every process must call it."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.world import agree
-from thresher.loading.epoch import Composition, Piece, choose, do_nothing, pad, small_dtype
+from thresher.loading.epoch import ComposedEpoch, Piece, choose, do_nothing, pad, small_dtype
 from thresher.loading.order import Order, SamplerEpochs
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
@@ -345,7 +345,7 @@ class SamplerOrder(Order):
             iter(self.sampler)
         return self.sampler
 
-    def compose(self, plan: PackedPlan, epoch: int) -> Composition:
+    def compose(self, plan: PackedPlan, epoch: int) -> ComposedEpoch:
         """Returns the batches of all processes; see `Order.compose`."""
         finish: Callable[[], object] = do_nothing
         if plan.drawn:
@@ -363,7 +363,7 @@ class SamplerOrder(Order):
                     pieces = [*pieces]
                     rows = sum(map(len, pieces))
         ends, by_rows = self.cut(rows, everything=plan.everything, smaller=plan.smaller)
-        return Composition(pieces, rows, ends, by_rows, finish)
+        return ComposedEpoch(pieces, rows, ends, by_rows, finish)
 
     def _draw(self, epoch: int) -> tuple[Piece, int, Callable[[], object]]:
         """Returns the order of all samples in an epoch, its number of ids, and what the sampler draws at its end.

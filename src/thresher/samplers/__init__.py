@@ -1,8 +1,6 @@
 """Samplers for any DataLoader: weighted, balanced, stratified, by length, shuffled; in several processes, with exact resume."""
 
 from thresher.samplers.balanced import BalancedBatchSampler as BalancedBatchSampler
-from thresher.samplers.clustered import ClusteredBatchSampler as ClusteredBatchSampler
-from thresher.samplers.clustered import clusters_of as clusters_of
 from thresher.samplers.epochs import BatchComposer as BatchComposer
 from thresher.samplers.grouped import Grouped as Grouped
 from thresher.samplers.mixture import Mixture as Mixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import EpochPlan
-from thresher.loading.epoch import Composition, Epoch, batch_at, choose, ends_of_rank, pad
+from thresher.loading.epoch import ComposedEpoch, Epoch, batch_at, choose, ends_of_rank, pad
 from thresher.loading.epoch_batches import ArrayBatches
 from thresher.loading.packed_plan import PackedPlan
 from thresher.samplers.epochs import cut
@@ -93,7 +93,7 @@ def test_rows_are_those_of_a_distributed_sampler(n, size, drop_last, piece):
     pieces = [order[begin : begin + piece] for begin in range(0, n, piece)]
     rows = pad(n, size, drop_last=drop_last)
     for rank in range(size):
-        own = Composition(pieces, n, np.array([0, rows]), by_rows=True).deal(rank, size)
+        own = ComposedEpoch(pieces, n, np.array([0, rows]), by_rows=True).deal(rank, size)
         sampler = torch.utils.data.DistributedSampler(
             order,  # pyright: ignore[reportArgumentType]
             size,
@@ -127,7 +127,7 @@ def test_batches_are_dealt_as_by_accelerate(total, size, batch, drop_last, piece
             for step in range(steps)
             for row in range(batch)
         ]
-        found = Composition(pieces, total, ends, by_rows=False).deal(rank, size)
+        found = ComposedEpoch(pieces, total, ends, by_rows=False).deal(rank, size)
         assert found.tolist() == own
 
 
@@ -141,7 +141,7 @@ def test_batches_of_any_sizes_are_dealt_whole(total, size, piece, seed):
     pieces = [order[begin : begin + piece] for begin in range(0, total, piece)]
     batches = np.split(order, ends[1:-1])
     for rank in range(size):
-        found = Composition(pieces, total, ends, by_rows=False).deal(rank, size)
+        found = ComposedEpoch(pieces, total, ends, by_rows=False).deal(rank, size)
         own = batches[rank::size]
         assert found.tolist() == [row for batch in own for row in batch.tolist()]
         sizes = np.diff(ends_of_rank(ends, rank, size, by_rows=False))

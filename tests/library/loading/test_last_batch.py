@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.samplers import ClusteredBatchSampler, Grouped, StratifiedBatchSampler
+from thresher.samplers import Grouped, StratifiedBatchSampler
 
 SIZE = 10
 
@@ -52,7 +52,7 @@ def test_one_row_is_left_out_where_the_model_has_batch_norm(workers):
     assert "no recorded loss" not in run.summary()
 
 
-@pytest.mark.parametrize("kind", [Grouped, ClusteredBatchSampler, StratifiedBatchSampler])
+@pytest.mark.parametrize("kind", [Grouped, StratifiedBatchSampler])
 def test_composed_batches_leave_one_row_out_as_well(kind):
     run, optimizer = attached(102, sampler=kind(torch.arange(102) % 2 + 1, SIZE))
     assert sizes_of(run, optimizer) == [10] * 5 == sizes_of(run, optimizer)
