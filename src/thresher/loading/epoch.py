@@ -4,7 +4,6 @@ Everything else is an index: the position in an epoch is a number of rows, a res
 this position, several processes share one order, and smaller batches have other ends.
 """
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,6 @@ def do_nothing() -> None:
     """Does nothing: most samplers draw nothing at the end of their ids."""
 
 
-@dataclass(frozen=True, eq=False)
 class Epoch:
     """The batches of one epoch of one process.
 
@@ -43,10 +41,19 @@ class Epoch:
         (2, tensor([0, 1]))
     """
 
-    ids: IdArray
-    ends: NDArray[np.int64]
-    weights: Tensor | None = None
-    finish: Callable[[], object] = do_nothing
+    def __init__(
+        self,
+        ids: IdArray,
+        ends: NDArray[np.int64],
+        weights: Tensor | None = None,
+        finish: Callable[[], object] = do_nothing,
+    ) -> None:
+        self.ids = ids
+        self.ends = ends
+        self.weights = weights
+        self._finish = finish
+        self.rows: int | None = int(ends[-1])
+        """Number of rows."""
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -61,39 +68,61 @@ class Epoch:
             self.ids[self.ends[number] : self.ends[number + 1]].astype(np.int64)
         )
 
-    def checksum(self, rows: int) -> int:
-        """Returns a checksum of the ids of the first rows.
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yields the ids of each batch when it is asked for.
 
         Args:
-            rows: Number of rows.
+            size: Number of rows of a full batch.
         """
-        return zlib.crc32(np.ascontiguousarray(self.ids[:rows]).data)
+        last = len(self) - 1
+        for number in range(len(self)):
+            ids = self.batch(number)
+            # The batch sampler of torch meets the end of the ids as it fills a last batch that is not full.
+            if number == last and len(ids) < size:
+                self.finish()
+            yield ids
+        self.finish()
+
+    def finish(self) -> None:
+        """Draws, once, what the sampler draws at the end of its ids."""
+        finish = self._finish
+        self._finish = do_nothing
+        finish()
+
+
+class UnforeseenEpoch:
+    """The batches of a sampler that is asked for its ids as the plain loader does, when a batch is needed; see `Epoch`.
+
+    Args:
+        ids: Ids in batches.
+        rows: Number of rows, as far as the sampler knows; None if it has no length.
+        weights: Weights of the samples, shape (N,), float32; None if all are 1.
+        drop_last: Whether a last batch that is not full is left out.
+    """
+
+    def __init__(
+        self, ids: Iterator[Tensor], rows: int | None, weights: Tensor | None, *, drop_last: bool
+    ) -> None:
+        self._ids = ids
+        self._drop_last = drop_last
+        self.rows = rows
+        self.weights = weights
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Yields the ids of each batch when it is asked for."""
+        for ids in self._ids:
+            if self._drop_last and len(ids) < size:
+                return
+            yield ids
+
+    def finish(self) -> None:
+        """Does nothing: the sampler itself meets the end of its ids."""
 
 
 BETWEEN_BATCHES = (
     "The epoch in progress has trained on {} rows in each process, after which no batch of this run ends. Choose the batch size "
     "so that all processes together have batches of the same size as before, or save between epochs."
 )
-
-
-def batch_at(ends: NDArray[np.int64], rows: int) -> int:
-    """Returns the number of the batch that begins after some rows of an epoch.
-
-    Args:
-        ends: Number of rows up to the end of each batch, after a leading 0.
-        rows: Number of rows.
-
-    Raises:
-        ValueError: No batch ends after this number of rows.
-
-    Example:
-        >>> batch_at(np.array([0, 3, 7]), 3)
-        1
-    """
-    number = int(np.searchsorted(ends, rows))
-    if number == len(ends) or ends[number] != rows:
-        raise ValueError(BETWEEN_BATCHES.format(rows))
-    return number
 
 
 def choose(piece: Piece, n: int, plan: PackedPlan) -> Iterator[IdArray]:

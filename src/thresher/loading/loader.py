@@ -18,8 +18,8 @@ from thresher.distributed.world import ALONE, World
 from thresher.loading.batch_reader import Batches, Reader
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.composed_order import ComposedOrder
-from thresher.loading.epoch_batches import ArrayBatches, IdBatchSampler, SamplerBatches
-from thresher.loading.order import Order, known
+from thresher.loading.epoch_batches import EpochBatches, IdBatchSampler
+from thresher.loading.order import Order
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.sampler_order import SamplerOrder
@@ -255,21 +255,11 @@ class SelectedLoader(OfUser):
         if isinstance(order, StreamOrder):
             return StreamBatches(order.length, self.candidates)
         assert plan is not None
-        candidates = self.candidates
-        size = order.batch_size
-        begun = order.begin(plan, resumed=rows > 0)
-        if callable(begun):
-            return ArrayBatches(
-                begun, size=size, candidates=candidates, smaller=plan.smaller, rows=rows
-            )
-        ends = known(lambda: order.ends(plan))
-        return SamplerBatches(
-            begun,
-            length=None if ends is None else int(ends[-1]),
-            candidates=candidates,
-            size=size,
-            drop_last=order.drop_last,
-            weights=plan.weights,
+        return EpochBatches(
+            order.begin(plan, resumed=rows > 0),
+            size=order.batch_size,
+            candidates=self.candidates,
+            smaller=plan.smaller,
             rows=rows,
         )
 
@@ -313,7 +303,7 @@ class SelectedLoader(OfUser):
 
     def end_epoch(self) -> None:
         """Frees the arrays of an epoch that is over, before its refresh."""
-        if isinstance(self.batches, ArrayBatches):
+        if isinstance(self.batches, EpochBatches):
             self.batches.release()
         self.batches = None
         self._checksum = 0

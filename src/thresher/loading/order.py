@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher.distributed.world import ALONE, World
-from thresher.loading.epoch import ComposedEpoch, Epoch, ends_of_rank, small_dtype
+from thresher.loading.epoch import ComposedEpoch, Epoch, UnforeseenEpoch, ends_of_rank, small_dtype
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
     check_unchanged,
@@ -239,7 +239,7 @@ class Order(ABC):
     def _own(self, ends: NDArray[np.int64], *, by_rows: bool) -> NDArray[np.int64]:
         return ends_of_rank(ends, self._world.rank, self._world.size, by_rows=by_rows)
 
-    def begin(self, plan: PackedPlan, *, resumed: bool) -> Callable[[], Epoch] | Iterator[Tensor]:
+    def begin(self, plan: PackedPlan, *, resumed: bool) -> Callable[[], Epoch | UnforeseenEpoch]:
         """Begins an epoch. Every process must call it.
 
         Args:
@@ -247,8 +247,7 @@ class Order(ABC):
             resumed: Whether an interrupted epoch continues.
 
         Returns:
-            A function that makes the epoch, which every process must call; or, for a plan with every sample and a sampler
-            whose order is not known in advance, the ids in batches, as the sampler yields them.
+            A function that makes the epoch, which every process must call.
 
         Raises:
             RuntimeError: An interrupted epoch continues, but the sampler was set to another epoch.
@@ -266,12 +265,13 @@ class Order(ABC):
         if self._epochs is not None:
             epoch = self._epochs.begin(resumed=resumed, drawn=plan.drawn)
         self._begun = plan, epoch
-        batches = self._iterate(plan)
-        if batches is not None:
-            return batches
         # An error about the batches comes before any process draws.
-        known(lambda: self.lay_out(plan, epoch))
-        return lambda: self._deal(plan, epoch)
+        layout = known(lambda: self.lay_out(plan, epoch))
+        batches = self._iterate(plan)
+        if batches is None:
+            return lambda: self._deal(plan, epoch)
+        rows = None if layout is None else int(layout[0][-1])
+        return lambda: UnforeseenEpoch(batches, rows, plan.weights, drop_last=self.drop_last)
 
     def _deal(self, plan: PackedPlan, epoch: int) -> Epoch:
         whole = self.compose(plan, epoch)

@@ -17,7 +17,7 @@ from thresher import rng
 from thresher.attribution.accumulator import TRAINED
 from thresher.distributed.world import World, agree
 from thresher.loading.composed_order import ComposedOrder
-from thresher.loading.epoch import batch_at
+from thresher.loading.epoch import BETWEEN_BATCHES
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.order import known
 from thresher.loading.packed_plan import PackedPlan
@@ -181,10 +181,10 @@ def check_rows(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     ends = known(lambda: loader.ends(PackedPlan(**state["plan"])))
     if ends is None or isinstance(loader.order, ComposedOrder):
         return
-    try:
-        batch_at(ends, state["rows"])
-    except ValueError as error:
-        raise ValueError(f"load_state_dict: {error} Nothing was loaded.") from None
+    if state["rows"] not in ends:
+        raise ValueError(
+            f"load_state_dict: {BETWEEN_BATCHES.format(state['rows'])} Nothing was loaded."
+        )
 
 
 def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:

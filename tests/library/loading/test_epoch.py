@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import EpochPlan
-from thresher.loading.epoch import ComposedEpoch, Epoch, batch_at, choose, ends_of_rank, pad
-from thresher.loading.epoch_batches import ArrayBatches
+from thresher.loading.epoch import ComposedEpoch, Epoch, choose, ends_of_rank, pad
+from thresher.loading.epoch_batches import EpochBatches
 from thresher.loading.packed_plan import PackedPlan
 from thresher.samplers.epochs import cut
 
@@ -23,7 +23,7 @@ def test_batches_are_those_of_torch(n, size, drop_last, first):
     epoch = Epoch(ids, cut(n, size, drop_last=drop_last))
     assert len(epoch) == len(expected)
     rows = int(epoch.ends[min(first, len(epoch))])
-    found = ArrayBatches(lambda: epoch, size=size, candidates=n, rows=rows).ids()
+    found = EpochBatches(lambda: epoch, size=size, candidates=n, rows=rows).ids()
     assert [one.tolist() for one in found] == expected[first:]
 
 
@@ -46,7 +46,7 @@ def test_the_end_of_the_ids_is_met_where_torch_meets_it(n, size, drop_last, take
     ends.clear()
     layout = cut(n, size, drop_last=drop_last)
     epoch = Epoch(np.arange(n), layout, finish=lambda: ends.append(1))
-    batches = ArrayBatches(lambda: epoch, size=size, candidates=n)
+    batches = EpochBatches(lambda: epoch, size=size, candidates=n)
     assert count(batches.ids()) == expected
     batches.finish()
     batches.finish()
@@ -58,22 +58,27 @@ def test_a_last_batch_of_too_few_rows_is_left_out():
     assert cut(10, 4, least=2).tolist() == [0, 4, 8, 10]
 
 
+def opened(ids, rows):
+    epoch = Epoch(np.array(ids), cut(len(ids), 2))
+    batches = EpochBatches(lambda: epoch, size=2, candidates=len(ids), rows=rows)
+    batches.open()
+    return batches
+
+
 def test_a_position_is_between_two_batches():
-    ends = cut(10, 4)
-    assert [batch_at(ends, rows) for rows in (0, 4, 8, 10)] == [0, 1, 2, 3]
-    for rows in (3, 11):
+    assert [opened(range(5), rows).left for rows in (0, 2, 4, 5)] == [None, 3, 1, 0]
+    for rows in (3, 6):
         with pytest.raises(
             ValueError, match=f"trained on {rows} rows in each process, after which"
         ):
-            batch_at(ends, rows)
+            opened(range(5), rows)
 
 
 def test_checksums_of_equal_beginnings_are_equal():
-    ends = cut(6, 2)
-    one = Epoch(np.array([4, 2, 0, 1, 3, 5]), ends)
-    other = Epoch(np.array([4, 2, 0, 1, 5, 3]), ends)
-    assert one.checksum(4) == other.checksum(4)
-    assert one.checksum(6) != other.checksum(6)
+    one = [4, 2, 0, 1, 3, 5]
+    other = [4, 2, 0, 1, 5, 3]
+    assert opened(one, 4).checksum == opened(other, 4).checksum
+    assert opened(one, 6).checksum != opened(other, 6).checksum
 
 
 @hard
