@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import epochs_of_today as epochs
 import thresher
 from depth import depth
 from helpers import assert_same
@@ -339,3 +340,41 @@ def test_history_has_the_tokens_of_batches_by_length() -> None:
     entry = run.history[0]
     assert (entry["tokens"], entry["padded_tokens"]) == (28, 18 + 14 + 2)
     assert "17.6% of the tokens were padding" in run.summary()
+
+
+class Neighbors(BatchComposer):
+    """The composer of one's own in the documentation of `BatchComposer`."""
+
+    samples = 53
+
+    def compose(self, ids, epoch, batches=None):
+        count = batches or -(-len(ids) // 6)
+        return np.roll(ids, epoch), np.arange(count + 1) * len(ids) // count
+
+
+def test_a_composer_of_ones_own_has_the_batches_that_it_composes():
+    sampler = Neighbors()
+    assert len(sampler) == 9
+    for epoch in range(2):
+        rows, ends = sampler.compose(np.arange(53), epoch)
+        assert [*sampler] == [rows[a:b].tolist() for a, b in itertools.pairwise(ends)]
+    sampler.set_epoch(0, consumed=4)
+    assert len([*sampler]) == 5
+    shared = [[*Neighbors(0, 2, rank)] for rank in range(2)]
+    first = [*Neighbors()]
+    assert [shared[k % 2][k // 2] for k in range(10)] == [*first, first[0]]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("plan", ["all", "some", "a share"])
+def test_a_composer_of_ones_own_in_processes_and_resumed(plan, size, monkeypatch):
+    monkeypatch.setitem(epochs.PLANS, "a share", (lambda: 0.5, {}))
+    monkeypatch.setitem(epochs.SHARED, "neighbors", epochs.of_batches(Neighbors))
+    whole = epochs.result(f"neighbors; {plan}; {size}")
+    batches = len(whole[0][0][-1])
+    rows = sum(len(batch) for rank in whole for batch in rank[0][-1])
+    assert batches == -(-9 // size) if plan != "some" else -(-5 // size)
+    assert rows <= {"all": 60, "some": 36, "a share": 32}[plan]
+    for stop in range(1, batches):
+        resumed = epochs.result(f"neighbors; {plan}; {size}", stop)
+        assert [rank[:2] for rank in resumed] == [rank[:2] for rank in whole]

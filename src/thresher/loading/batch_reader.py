@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 from thresher import rng
 from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
 from thresher.loading.epoch import Epoch
-from thresher.loading.epoch_batches import EpochBatches, IdBatchSampler
+from thresher.loading.epoch_batches import IdBatchSampler, OrderedBatches
 from thresher.loading.settings import SettingsAtAttach, loader_settings
 from thresher.loading.stream import StreamBatches
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.samplers.epochs import cut
 from thresher.trees import to_device
 
-Batches = EpochBatches | StreamBatches
+Batches = OrderedBatches | StreamBatches
 """The batches of an epoch, and the position in it."""
 
 WITH_WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()

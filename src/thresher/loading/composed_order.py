@@ -66,7 +66,7 @@ class ComposedOrder(Order):
         """Does nothing: `compose` is checked in each epoch."""
 
     def tokens(self) -> dict[str, Any]:
-        """Returns the tokens of the last composed batches of all processes, without and with padding; see `Order.tokens`."""
+        """Returns the tokens of the last composed batches of all processes, without and with padding. {} if they are unknown."""
         lengths = getattr(self.sampler, "lengths", None)
         plan, _, (order, ends) = self._last
         if lengths is None or plan is None or not len(order):

@@ -37,7 +37,7 @@ class IdBatchSampler(Sampler[list[int]]):
         return ids if self._as_tensors else ids.tolist()
 
 
-class EpochBatches:
+class OrderedBatches:
     """Batches of an epoch that is made when the first batch is asked for.
 
     The plain loader draws the order of its sampler at that moment, after it has drawn the seed of its workers, perhaps from the

@@ -18,7 +18,7 @@ from thresher.distributed.world import ALONE, World
 from thresher.loading.batch_reader import Batches, Reader
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.composed_order import ComposedOrder
-from thresher.loading.epoch_batches import EpochBatches, IdBatchSampler
+from thresher.loading.epoch_batches import IdBatchSampler, OrderedBatches
 from thresher.loading.order import Order
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.row_buffer import RowBuffer, select
@@ -255,7 +255,7 @@ class SelectedLoader(OfUser):
         if isinstance(order, StreamOrder):
             return StreamBatches(order.length, self.candidates)
         assert plan is not None
-        return EpochBatches(
+        return OrderedBatches(
             order.begin(plan, resumed=rows > 0),
             size=order.batch_size,
             candidates=self.candidates,
@@ -303,7 +303,7 @@ class SelectedLoader(OfUser):
 
     def end_epoch(self) -> None:
         """Frees the arrays of an epoch that is over, before its refresh."""
-        if isinstance(self.batches, EpochBatches):
+        if isinstance(self.batches, OrderedBatches):
             self.batches.release()
         self.batches = None
         self._checksum = 0

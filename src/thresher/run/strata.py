@@ -17,8 +17,10 @@ from thresher.samplers.stratified import (
     StratifiedBatchSampler,
     arranged,
     codes_of,
+    group_ends,
     labels_of,
     same_classes,
+    shuffle_within,
     strata_keys,
 )
 from thresher.selection import chunks, on_host
@@ -145,8 +147,7 @@ class Strata:
             np.int32 if len(ids) < 2**31 else np.int64
         )
         if not by_score:  # within a class the order is random
-            for stratum in np.split(sorted_rows, np.flatnonzero(np.diff(keys[sorted_rows])) + 1):
-                numbers.shuffle(stratum)
+            shuffle_within(sorted_rows, group_ends(keys[sorted_rows]), numbers)
         del keys
         rows = _deal(sorted_rows, steps, by_rows, ranks, numbers)
         ordered = np.empty_like(ids)
@@ -183,16 +184,9 @@ def _deal(
         ranks: Number of ranks W.
         numbers: Random generator.
     """
-    sizes = steps
-    missing = int(sizes.sum()) - len(rows)
-    if missing < 0:  # rows that no rank gets
-        sizes = np.append(sizes, -missing)
-    for step in range(
-        len(sizes) - 1, -1, -1
-    ):  # rows that the order is continued with, by its beginning
-        less = min(max(0, missing), int(sizes[step]))
-        sizes[step] -= less
-        missing -= less
+    # Rows that no rank gets make a last step; padding rows, repeated from the start, are in none.
+    ends = np.minimum(np.append(0, steps.cumsum()), len(rows))
+    sizes = np.diff(np.append(ends, len(rows)))
     sizes = sizes[sizes > 0]
     if ranks == 1:
         return arranged(rows, sizes, numbers)

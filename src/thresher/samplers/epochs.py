@@ -80,11 +80,11 @@ class EpochSampler(Sampler[Any]):
     Subclasses implement `order(epoch)`, with the same result in all processes, and the property `samples`.
 
     Args:
-        seed: Random seed.
-        num_replicas: Number of processes that share the order, 1 or more; None for the world size of torch.distributed.
+        seed: Random seed. Default: 0.
+        num_replicas: Number of processes that share the order, 1 or more. Default: the world size of torch.distributed.
         rank: Number of this process, within [0, num_replicas); required with `num_replicas`.
         drop_last: Whether to leave out the end of the order, instead of repeating its beginning, if the processes cannot get
-            equally many items.
+            equally many items. Default: False.
         **counts: Further arguments, which are only checked: each must be None or a whole number, 1 or more.
 
     Attributes:
@@ -98,10 +98,10 @@ class EpochSampler(Sampler[Any]):
 
     def __init__(
         self,
-        seed: int,
-        num_replicas: int | None,
-        rank: int | None,
-        drop_last: bool,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        drop_last: bool = False,
         **counts: int | None,
     ) -> None:
         name = type(self).__name__
@@ -129,15 +129,10 @@ class EpochSampler(Sampler[Any]):
         self.epoch = self.consumed = 0
         self._begun: SamplerPass | None = None
 
-    # Not `batch_size`: accelerate leaves out batches of another size than the batch_size of their sampler.
-    _rows_per_item = 1
-
     @property
     def total(self) -> int:
         """Number of items (ids or batches) of an epoch in all processes together."""
-        if self.drop_last:
-            return self.samples // self._rows_per_item
-        return -(-self.samples // self._rows_per_item)
+        return self.samples
 
     @property
     def samples(self) -> int:
@@ -329,8 +324,7 @@ class EpochSampler(Sampler[Any]):
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the order, as plain values; for arrays a checksum."""
-        batch = {} if self._rows_per_item == 1 else {"batch_size": self._rows_per_item}
-        return {"seed": self.seed, "samples": self.samples, **batch}
+        return {"seed": self.seed, "samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a position, from which the next loop continues; the number of processes may differ.
@@ -424,12 +418,54 @@ def permute_batches(
 class BatchComposer(EpochSampler):
     """Base of batch samplers that compose the batches of any samples, such as those that a method keeps in an epoch.
 
-    Subclasses implement `compose`, with the same result in all processes. `thresher.attach` accepts a loader whose batch
-    sampler has this function, also one of another class.
+    Subclasses set `samples`, the number of samples of the dataset, and implement `compose`, with the same result in all
+    processes. They then work in several processes, resume at any batch, and with every method that chooses before an epoch.
+    `thresher.attach` accepts a loader whose batch sampler has a function `compose`, also one of another class.
+
+    Args:
+        seed: Random seed. Default: 0.
+        num_replicas: Number of processes that share the batches, as for `Shuffle`. Default: the world size.
+        rank: Number of this process. Default: the rank in torch.distributed, or 0.
+        drop_last: Whether to leave out the last batches, instead of repeating the first, if the processes cannot get equally
+            many. Default: False.
+
+    Example:
+        Batches of neighbors in a series, at half the cost:
+
+        >>> class Neighbors(BatchComposer):
+        ...     samples = 64
+        ...
+        ...     def compose(self, ids, epoch, batches=None):
+        ...         count = batches or -(-len(ids) // 8)
+        ...         return np.roll(ids, epoch), np.arange(count + 1) * len(ids) // count
+        >>> import thresher, torch
+        >>> data = torch.utils.data.TensorDataset(torch.rand(64, 2), torch.arange(64) % 2)
+        >>> loader = torch.utils.data.DataLoader(data, batch_sampler=Neighbors())
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> criterion = torch.nn.CrossEntropyLoss()
+        >>> run = thresher.attach(0.5, loader=loader, model=model, criterion=criterion, optimizer=optimizer, epochs=4)
+        >>> len(Neighbors()), len(run.loader)
+        (8, 8)
     """
 
     once = True
     """Whether no sample comes twice in an epoch."""
+
+    # Not `batch_size`: accelerate leaves out batches of another size than the batch_size of their sampler.
+    _rows_per_item: int | None = None
+    """Number of rows of a full batch, if all full batches have as many."""
+
+    @property
+    def total(self) -> int:
+        """Number of batches of an epoch in all processes together."""
+        if self._rows_per_item is None:
+            return len(self.compose(np.arange(self.samples), self.epoch)[1]) - 1
+        return len(self._cut_rows(self.samples)) - 1
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings that determine the order, as plain values; for arrays a checksum."""
+        return super().settings() | {"batch_size": self._rows_per_item}
 
     def compose(
         self, ids: NDArray[np.int64], epoch: int, batches: int | None = None
@@ -458,6 +494,7 @@ class BatchComposer(EpochSampler):
             batches: Number of batches, as for `compose`.
         """
         size = self._rows_per_item
+        assert size is not None
         if batches is not None:
             # With drop_last, the same share of the rows that full training does not drop.
             rows = scale(rows, min(self.samples, self.total * size), self.samples)

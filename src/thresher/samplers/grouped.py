@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thresher.permutation import Permutation
 from thresher.samplers.epochs import BatchComposer, cut, permute_batches
-from thresher.samplers.stratified import shuffled_within
+from thresher.samplers.stratified import shuffle_within
 
 
 class Grouped(BatchComposer):
@@ -192,7 +192,7 @@ class Grouped(BatchComposer):
             if batches is None
             else self._cut_smaller(lengths, batches)
         )
-        rows = shuffled_within(rows, windows, np.random.default_rng((self.seed, epoch, 3)))
+        shuffle_within(rows, windows, np.random.default_rng((self.seed, epoch, 3)))
         order = Permutation(len(ends) - 1, self.seed, epoch).piece(0, len(ends) - 1)
         together = self.dealing()[0] if self._balance is True else int(self._balance)
         if together > 1:

@@ -237,8 +237,7 @@ class StratifiedBatchSampler(BatchComposer):
         keys = strata_keys(self.codes, values)
         self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
         self._keys = keys
-        of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
-        ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])
+        ends = group_ends(keys[self._sorted])  # pyright: ignore[reportOptionalSubscript]
         self._checksum = zlib.crc32(ends.data, zlib.crc32(self._sorted.data))
 
     @property
@@ -255,8 +254,7 @@ class StratifiedBatchSampler(BatchComposer):
         wanted[ids] = True
         rows = self._sorted[wanted[self._sorted]]
         keys = self._keys[rows]  # pyright: ignore[reportOptionalSubscript]
-        ends = np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1, [len(rows)]])
-        rows = shuffled_within(rows, ends, generator)
+        shuffle_within(rows, group_ends(keys), generator)
         ends = self._cut_rows(len(rows), batches)
         rows, _ = _systematic(rows, int(ends[-1]), generator)
         if len(rows):
@@ -268,20 +266,31 @@ class StratifiedBatchSampler(BatchComposer):
         return super().settings() | {"labels": self._checksum}
 
 
-def shuffled_within(
+def group_ends(keys: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns where each group of equal neighbors ends, after a leading 0.
+
+    Args:
+        keys: Keys, shape (k,).
+
+    Example:
+        >>> group_ends(np.array([3, 3, 5]))
+        array([0, 2, 3])
+    """
+    return np.concatenate([[0], np.flatnonzero(keys[1:] != keys[:-1]) + 1, [len(keys)]])
+
+
+def shuffle_within(
     rows: NDArray[Any], ends: NDArray[np.int64], generator: np.random.Generator
-) -> NDArray[Any]:
-    """Returns rows in random order within each group of neighbors.
+) -> None:
+    """Shuffles rows within each group of neighbors, in place.
 
     Args:
         rows: Rows, shape (k,).
         ends: Positions at which groups begin, and the end of the last group, ascending, from 0 to k.
         generator: Random generator.
     """
-    rows = rows.copy()
     for begin, end in pairwise(ends.tolist()):
         generator.shuffle(rows[begin:end])
-    return rows
 
 
 def codes_of(labels: Any) -> NDArray[Any]:

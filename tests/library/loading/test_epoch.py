@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from depth import depth
 from thresher import EpochPlan
 from thresher.loading.epoch import ComposedEpoch, Epoch, choose, ends_of_rank, pad
-from thresher.loading.epoch_batches import EpochBatches
+from thresher.loading.epoch_batches import OrderedBatches
 from thresher.loading.packed_plan import PackedPlan
 from thresher.samplers.epochs import cut
 
@@ -23,7 +23,7 @@ def test_batches_are_those_of_torch(n, size, drop_last, first):
     epoch = Epoch(ids, cut(n, size, drop_last=drop_last))
     assert len(epoch) == len(expected)
     rows = int(epoch.ends[min(first, len(epoch))])
-    found = EpochBatches(lambda: epoch, size=size, candidates=n, rows=rows).ids()
+    found = OrderedBatches(lambda: epoch, size=size, candidates=n, rows=rows).ids()
     assert [one.tolist() for one in found] == expected[first:]
 
 
@@ -46,7 +46,7 @@ def test_the_end_of_the_ids_is_met_where_torch_meets_it(n, size, drop_last, take
     ends.clear()
     layout = cut(n, size, drop_last=drop_last)
     epoch = Epoch(np.arange(n), layout, finish=lambda: ends.append(1))
-    batches = EpochBatches(lambda: epoch, size=size, candidates=n)
+    batches = OrderedBatches(lambda: epoch, size=size, candidates=n)
     assert count(batches.ids()) == expected
     batches.finish()
     batches.finish()
@@ -60,7 +60,7 @@ def test_a_last_batch_of_too_few_rows_is_left_out():
 
 def opened(ids, rows):
     epoch = Epoch(np.array(ids), cut(len(ids), 2))
-    batches = EpochBatches(lambda: epoch, size=2, candidates=len(ids), rows=rows)
+    batches = OrderedBatches(lambda: epoch, size=2, candidates=len(ids), rows=rows)
     batches.open()
     return batches
 
