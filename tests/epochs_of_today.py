@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -284,9 +285,9 @@ def result(name: str, stop: int | None = None) -> list[Any]:
     from thresher.distributed.world import ALONE as ONE
 
     make, plan, size, drop_last = cases()[name]
-    several_processes.ProcessWorld = lambda group: HERE.world  # type: ignore[assignment]
     torch.manual_seed(7)
-    with warnings.catch_warnings():
+    threads = patch.object(several_processes, "ProcessWorld", lambda group: HERE.world)
+    with warnings.catch_warnings(), threads:
         warnings.simplefilter("ignore")
         if size == 1:
             return [train(ONE, make, plan, drop_last, stop)]
