@@ -46,8 +46,13 @@ def test_every_forward_pass_is_counted(name: str, passes: str) -> None:
         pytest.skip(f"refused: {error}")
     of_scores = run.cost.forward
     for _ in range(EPOCHS):
+        planned: list[int] = []
+        trained: list[int] = []
         for inputs, targets in run.loader:
+            planned = run.plan.ids.tolist() if method.stage == "epoch" else []
+            trained += run.ids.tolist() if method.stage == "epoch" else []
             run.criterion(run.model(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
+        assert sorted(trained) == sorted(planned)
     assert run.cost.forward - of_scores == sum(rows)

@@ -9,7 +9,7 @@ import torch
 from depth import depth
 from thresher import methods, rng
 from thresher.scores import Scores
-from thresher.testing.check import BatchSubject
+from thresher.testing.check import Exam
 
 SCORES = Scores(torch.arange(50), torch.linspace(0, 1, 50))
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -28,11 +28,11 @@ BEFORE = [name for name in WITH_KEEP if methods.infos()[name].stage == "before"]
 @pytest.mark.parametrize("name", IN_BATCHES)
 def test_in_the_batch(name: str, keep: float) -> None:
     method = methods.create(name, keep=keep, **REQUIRED.get(name, {}))
-    subject = BatchSubject(method, None, epochs=1, samples=4000)
+    exam = Exam(method, samples=4000)
     state, rows, of = method.init_state(), 0, 0
     for step, n in enumerate([*[128] * 31, 32]):
         plan, state = method.plan_batch(
-            subject.batch(n, step, "smooth"), state, step=step, generator=rng.seeded(0, step)
+            exam.batch(n, step, "smooth"), state, step=step, generator=rng.seeded(0, step)
         )
         rows, of = rows + len(plan.rows), of + n
     assert rows / of == pytest.approx(keep, abs=0.01)

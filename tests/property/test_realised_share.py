@@ -12,7 +12,7 @@ from depth import depth
 from helpers import noted
 from thresher import methods, rng
 from thresher.methods.contract import defines, requirements_of
-from thresher.testing.check import EpochSubject
+from thresher.testing.check import Case, Exam
 
 N, EPOCHS, POINT = 1000, 24, 0.01
 WITH_A_SHARE = {
@@ -28,11 +28,11 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {
 LOSSES = ("smooth", "tied", "equal", "zero", "huge", "skewed", "falling", "few lost")
 
 
-def signals_after(subject: EpochSubject, kind: str, epoch: int, n: int) -> dict[str, torch.Tensor]:
+def signals_after(exam: Exam, kind: str, epoch: int, n: int) -> dict[str, torch.Tensor]:
     """Signals of all samples after an epoch, of a kind that is hard for thresholds."""
     r = np.random.default_rng([epoch, *kind.encode()])
     found = {}
-    for name, generator in subject.generators.items():
+    for name, generator in exam.generators.items():
         values = np.asarray(generator(r, n))
         if values.dtype.kind == "f":
             values = values.astype(np.float32)
@@ -54,10 +54,11 @@ def signals_after(subject: EpochSubject, kind: str, epoch: int, n: int) -> dict[
 
 def realized(method: Any, kind: str, n: int = N, epochs: int = EPOCHS) -> list[float]:
     """The share that each epoch of a training leaves out, in which only samples that are kept or refreshed are seen."""
-    subject = EpochSubject(method, None, epochs, n)
-    table, left_out = subject.table(), []
+    exam = Exam(method, epochs, n)
+    table, left_out = exam.records(n), []
     for epoch in range(epochs):
-        plan = subject.ask(table, epoch, kind="smooth")
+        columns = {**table, **exam.full_pass(epoch, n, "smooth")}
+        plan, _ = exam.ask(Case(n, columns, epoch))
         left_out.append(1 - len(plan.ids) / n)
         table.remember(plan.remember)
         table.epoch = epoch
@@ -66,7 +67,7 @@ def realized(method: Any, kind: str, n: int = N, epochs: int = EPOCHS) -> list[f
         seen = seen.unique()
         table.write(
             seen,
-            {name: values[seen] for name, values in signals_after(subject, kind, epoch, n).items()},
+            {name: values[seen] for name, values in signals_after(exam, kind, epoch, n).items()},
         )
     return left_out
 
@@ -127,8 +128,7 @@ def test_small_datasets_never_lose_all_their_samples(name: str, n: int, epochs: 
 def test_what_an_epoch_could_not_leave_out_is_left_out_later() -> None:
     """For half of the training no loss is finite."""
     method = methods.create("infobatch", target=0.3)
-    subject = EpochSubject(method, None, EPOCHS, N)
-    table, left_out = subject.table(), []
+    table, left_out = Exam(method, EPOCHS, N).records(N), []
     for epoch in range(EPOCHS):
         plan = method.plan_epoch(table, epoch=epoch, epochs=EPOCHS, generator=rng.seeded(epoch))
         left_out.append(1 - len(plan.ids) / N)

@@ -3,12 +3,11 @@
     def test_mine() -> None:
         thresher.testing.check_method(Mine(keep=0.3))
 
-The checks ask the method for plans in hard cases: many ties, single samples, and losses that are equal, huge, or not finite.
-The inputs are the same in every run. Global random states are restored afterwards.
+Each invariant is a function. The invariants ask the method for plans in hard cases: many ties, single samples, and losses that
+are equal, huge, or not finite. The inputs are the same in every run. Global random states are restored afterwards.
 """
 
 import copy
-import dataclasses
 import inspect
 import io
 import itertools
@@ -18,10 +17,10 @@ import pickle
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import update_wrapper
-from typing import Any, NoReturn
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +30,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from thresher import rng
 from thresher.methods.contract import (
-    BatchMethod,
-    BeforeMethod,
+    STAGES,
     Card,
-    EpochMethod,
     State,
     check_declaration,
     defines,
@@ -46,11 +43,25 @@ from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import EPOCH, Records
 from thresher.run.attach import attach
 from thresher.score_table import Scores
+from thresher.testing.toys import train_steps
+from thresher.trees import differing_part, to_device
 
 CPU = torch.device("cpu")
+CHECK_EPOCHS = 20
+"""Default number of epochs of the training run for which a method is checked."""
+CHECK_SAMPLES = 50
+"""Default number of samples of the dataset for which a method is checked."""
+BATCH_SIZES = (16, 16, 1, 7, 2, 16, 5)
+"""Sizes of the successive batches on which a batch method is checked."""
 
 SignalGenerator = Callable[[np.random.Generator, int], NDArray[Any]]
 """Function `(generator, n) -> (n,)` that draws random values of one signal."""
+
+
+def _errors(r: np.random.Generator, n: int) -> NDArray[Any]:
+    """Draws probabilities minus one-hot labels, of 4 classes."""
+    return r.dirichlet(np.ones(4), n) - np.eye(4)[r.integers(0, 4, n)]
+
 
 SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
     "loss": lambda r, n: r.gamma(1.0, 1.0, n),
@@ -65,52 +76,44 @@ SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
     "batch_loss": lambda r, n: r.gamma(4.0, 0.25, n),
     "label": lambda r, n: r.integers(0, 4, n),
     "correct": lambda r, n: r.random(n) < 0.8,
+    "feature": lambda r, n: r.normal(size=(n, 5)),
+    "error": _errors,
 }
-VALUE_KINDS = ("tied", "smooth", "equal", "zero", "huge", "spoilt", "lost")
-"""Kinds of values, in this order: rounded to eighths (many ties), not rounded, all equal, all 0, up to 1e31, some not finite,
+
+
+def _round(values: Tensor, r: np.random.Generator) -> Tensor:
+    """Rounds values to eighths: there are many ties, and sums are exact in any order."""
+    return (values * 8).round() / 8
+
+
+def _spoil(share: float) -> Callable[[Tensor, np.random.Generator], Tensor]:
+    def spoil(values: Tensor, r: np.random.Generator) -> Tensor:
+        bad = np.flatnonzero(r.random(len(values)) < share)
+        spoilt = _round(values, r)
+        shape = (len(bad), *[1] * (values.dim() - 1))
+        spoilt[bad] = torch.from_numpy(r.choice([math.nan, math.inf, -math.inf], shape)).float()
+        return spoilt
+
+    return spoil
+
+
+VALUE_KINDS: dict[str, Callable[[Tensor, np.random.Generator], Tensor]] = {
+    "tied": _round,
+    "smooth": lambda values, r: values,
+    "equal": lambda values, r: _round(values, r)[:1].expand_as(values).clone(),
+    "zero": lambda values, r: torch.zeros_like(values),
+    "huge": lambda values, r: values * 1e30,
+    "spoilt": _spoil(0.2),
+    "lost": _spoil(1.0),
+}
+"""Functions that turn random values into a kind of input: many ties, no ties, all equal, all 0, up to 1e31, some not finite,
 none finite."""
 
 
-def signal_values(generator: SignalGenerator, kind: str, seed: tuple[int, ...], n: int) -> Tensor:
-    """Draws values of one signal. With the same seed, the same samples have values that are not finite in every signal.
-
-    Args:
-        generator: Function that draws the values.
-        kind: Kind of values, one of `VALUE_KINDS`.
-        seed: Integers that seed the values; the first is the number of the signal.
-        n: Number of values.
-
-    Returns:
-        Values, shape (n,), float32, bool or int64.
-
-    Example:
-        >>> signal_values(SIGNAL_GENERATORS["loss"], "equal", (0, 1), 3)
-        tensor([2.5000, 2.5000, 2.5000])
-    """
-    r = np.random.default_rng(seed)
-    values = np.asarray(generator(r, n))
-    if values.dtype == np.bool_:
-        return torch.from_numpy(np.ones(n, dtype=np.bool_) if kind in ("equal", "zero") else values)
-    if values.dtype.kind == "i":
-        return torch.from_numpy(values.astype(np.int64) * (kind not in ("equal", "zero")))
-    values = values.astype(np.float32)
-    if kind != "smooth":
-        values = np.round(values * 8) / 8  # sums of eighths are exact in any order
-    if kind in ("equal", "zero"):
-        values = np.full(n, 0.0 if kind == "zero" else values[0])
-    if kind == "huge":
-        values = values * np.float32(1e30)
-    places = np.random.default_rng([*seed[1:], n])
-    if kind in ("spoilt", "lost"):
-        bad = places.random(n) < (0.2 if kind == "spoilt" else 2.0)
-        values[bad] = places.choice([math.nan, math.inf, -math.inf], int(bad.sum()))
-    return torch.from_numpy(values.astype(np.float32))
-
-
-def signals_of_kind(
+def draw_signals(
     generators: Mapping[str, SignalGenerator], kind: str, seed: int, n: int
 ) -> dict[str, Tensor]:
-    """Draws values of several signals.
+    """Draws values of several signals. The same samples have values that are not finite in every signal.
 
     Args:
         generators: Function that draws the values, by the name of the signal.
@@ -119,115 +122,21 @@ def signals_of_kind(
         n: Number of values.
 
     Returns:
-        Values by the name of the signal, each of shape (n,).
+        Values by the name of the signal, each of shape (n, ...), float32, bool or int64.
 
     Example:
-        >>> signals_of_kind(SIGNAL_GENERATORS, "zero", 0, 2)["margin"]
+        >>> draw_signals(SIGNAL_GENERATORS, "zero", 0, 2)["margin"]
         tensor([0., 0.])
     """
-    return {
-        name: signal_values(generator, kind, (i, seed), n)
-        for i, (name, generator) in enumerate(sorted(generators.items()))
-    }
-
-
-def graded_signals(names: Iterable[str], grades: NDArray[Any]) -> dict[str, Tensor]:
-    """Makes signals that rise or fall together: samples of the same grade are tied in all of them.
-
-    Args:
-        names: Names of the signals.
-        grades: Grades of the samples, shape (n,), integers 0 to 4; a higher grade is harder.
-
-    Returns:
-        Values by the name of the signal, each of shape (n,).
-
-    Example:
-        >>> graded_signals(["confidence"], np.array([0, 4, 0]))
-        {'confidence': tensor([0.8750, 0.3750, 0.8750])}
-    """
-    rising = torch.from_numpy((grades + 1) / 8).float()
-    falling = {"confidence": 1 - rising, "margin": 1 - rising, "correct": rising < 0.5}
-    return {name: falling.get(name, rising) for name in names}
-
-
-def full_pass_columns(kind: str, seed: tuple[int, ...], n: int) -> dict[str, Tensor]:
-    """Draws the results of a full pass over n samples by a classifier of 4 classes.
-
-    Args:
-        kind: Kind of values, one of `VALUE_KINDS`.
-        seed: Random seed of the values.
-        n: Number of samples.
-
-    Returns:
-        "error": probabilities minus one-hot labels, shape (n, 4); "feature": shape (n, 5), both float32; "label": shape (n,),
-        int64.
-
-    Example:
-        >>> {name: tuple(column.shape) for name, column in full_pass_columns("tied", (0, 0), 3).items()}
-        {'error': (3, 4), 'feature': (3, 5), 'label': (3,)}
-    """
-    r = np.random.default_rng(seed)
-    chances = np.exp(r.normal(size=(n, 4)))
-    error = chances / chances.sum(1, keepdims=True) - np.eye(4)[r.integers(0, 4, n)]
-    scale = signal_values(lambda _, k: np.ones(k), kind, seed, n)[:, None]
-    columns = {"error": error, "feature": r.normal(size=(n, 5))}
-    label = torch.from_numpy(error.argmin(1))
-    if kind == "equal":
-        columns = {name: np.broadcast_to(rows[:1], rows.shape) for name, rows in columns.items()}
-    if kind != "smooth":
-        columns = {name: np.round(rows * 8) / 8 for name, rows in columns.items()}
-    return {
-        name: torch.tensor(rows, dtype=torch.float32) * scale for name, rows in columns.items()
-    } | {"label": label}
-
-
-def comparable(value: Any) -> Any:
-    """Returns a copy that `==` compares bit by bit, except that all NaN are equal and -0.0 equals 0.0.
-
-    Args:
-        value: Tensor, plain value, or nested dicts, lists and tuples of these.
-
-    Example:
-        >>> comparable({"a": torch.tensor([0.0])}) == comparable({"a": torch.tensor([-0.0])})
-        True
-    """
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            value = torch.where(value.isnan(), torch.nan, value + 0.0)
-        plain = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has no bfloat16
-        return str(value.dtype), tuple(value.shape), plain.detach().cpu().numpy().tobytes()
-    if isinstance(value, dict):
-        return {name: comparable(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [comparable(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
-    """Returns the contents of a plan as a copy that can be compared with `==`.
-
-    Args:
-        plan: Plan of an epoch or a batch.
-
-    Example:
-        >>> comparable_plan(BatchPlan(torch.tensor([0, 2]))) == comparable_plan(BatchPlan(torch.tensor([0, 1])))
-        False
-    """
-    contents = {
-        name: dict(value) if isinstance(value, Mapping) else value
-        for name, value in vars(plan).items()
-    }
-    return comparable(contents)
-
-
-CHECK_EPOCHS = 20
-"""Default number of epochs of the training run for which a method is checked."""
-CHECK_SAMPLES = 50
-"""Default number of samples of the dataset for which a method is checked."""
-OF_A_PASS = {"error", "feature"}
-"""Signals with several numbers per sample, which `full_pass_columns` draws."""
-BATCH_SIZES = (16, 16, 1, 16, 16, 5)
-"""Sizes of the successive batches on which a batch method is checked."""
+    signals = {}
+    for number, name in enumerate(sorted(generators)):
+        values = torch.from_numpy(generators[name](np.random.default_rng((number, seed)), n))
+        if values.is_floating_point():
+            values = VALUE_KINDS[kind](values.float(), np.random.default_rng((seed, n)))
+        elif kind in ("equal", "zero"):
+            values = torch.zeros_like(values)
+        signals[name] = values
+    return signals
 
 
 class ContractError(AssertionError):
@@ -235,1130 +144,545 @@ class ContractError(AssertionError):
 
     Example:
         >>> try:
-        ...     subject_of(3, None, 20, 50)
+        ...     check_method(3)
         ... except ContractError as error:
         ...     print(error)
-        int: has stage = None; it must be one of 'epoch', 'batch', 'before'
+        int: has stage = None; it must be one of 'before', 'epoch', 'batch'
     """
 
 
-class Subject:
-    """A method to check, and the inputs that the checks give it.
+def _expect(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise ContractError(sentence)
+
+
+@contextmanager
+def _asked(question: str) -> Iterator[None]:
+    """Turns an exception in the block into a `ContractError`; `question` describes the call."""
+    try:
+        yield
+    except ContractError:
+        raise
+    except Exception as error:
+        raise ContractError(f"{question} raised {type(error).__name__}: {error}") from error
+
+
+def _same(one: Any, other: Any) -> bool:
+    return differing_part(one, other) is None
+
+
+Plan = EpochPlan | BatchPlan
+
+
+def _numbers(plan: Plan) -> Tensor:
+    return plan.rows if isinstance(plan, BatchPlan) else plan.ids
+
+
+@dataclass(frozen=True)
+class Case:
+    """The inputs of one plan.
 
     Args:
-        method: Instance of the method.
-        signals: Functions `(generator, n) -> (n,)` that draw values of signals that Thresher does not know, by name.
-        epochs: Number of epochs of the training run for which the method makes plans.
-        samples: Number of samples of the dataset.
-
-    Raises:
-        ValueError: The method needs a signal that Thresher does not know and that `signals` lacks.
-
-    Example:
-        >>> from thresher import UniformSubset
-        >>> len(EpochSubject(UniformSubset(keep=0.5), None, epochs=20, samples=50).answers())
-        20
-    """
-
-    def __init__(
-        self, method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int
-    ) -> None:
-        self.method = method
-        self.signals = signals
-        self.epochs = epochs
-        self.samples = samples
-        self.name = type(method).__name__
-        self.generators: dict[str, SignalGenerator] = {}
-        known = {**SIGNAL_GENERATORS, **(signals or {})}
-        for wanted in sorted(self.needs() - OF_A_PASS):
-            if wanted not in known:
-                raise ValueError(
-                    f"check_method: {self.name} needs the signal {wanted!r}; pass a function that draws values of it, such as "
-                    f"signals={{{wanted!r}: lambda generator, n: generator.random(n)}}"
-                )
-            self.generators[wanted] = known[wanted]
-
-    def needs(self) -> set[str]:
-        """Returns the names of the signals that the method needs."""
-        return set()
-
-    def of(self, method: Any) -> "Subject":
-        """Returns a subject with another instance of the method, and the same inputs."""
-        return type(self)(method, self.signals, self.epochs, self.samples)
-
-    def answers(self, kind: str = "tied") -> list[Any]:
-        """Asks the method for a fixed series of plans, and returns them as copies that `==` can compare.
-
-        Args:
-            kind: Kind of the signals that the method gets, one of `VALUE_KINDS`. Default: "tied".
-        """
-        raise NotImplementedError
-
-    def fail(self, sentence: str) -> NoReturn:
-        """Raises the error that names a broken promise.
-
-        Args:
-            sentence: Rest of the sentence that starts with the name of the method.
-        """
-        raise ContractError(f"{self.name}: {sentence}")
-
-    def expect(self, holds: bool, sentence: str) -> None:
-        """Raises `ContractError` with this sentence if a condition does not hold."""
-        if not holds:
-            self.fail(sentence)
-
-    @contextmanager
-    def asked(self, question: str) -> Iterator[None]:
-        """Turns an exception in the block into a `ContractError`; `question` describes the call, for the message."""
-        try:
-            yield
-        except ContractError:
-            raise
-        except Exception as error:
-            raise ContractError(
-                f"{self.name}: {question} raised {type(error).__name__}: {error}"
-            ) from error
-
-    def check_facts(self, facts: Mapping[str, Any], actual: float) -> None:
-        """Checks that the facts of a plan are plain finite numbers, and have the correct fractions of samples left out.
-
-        Args:
-            facts: Facts of a plan.
-            actual: Share of the samples that the plan leaves out.
-        """
-        for name in ("scheduled_fraction", "actual_fraction"):
-            self.expect(
-                name in facts,
-                f"its plan has no fact {name!r}, a share of the samples left out, for the history",
-            )
-        for name, value in facts.items():
-            is_plain = type(value) in (bool, int, float) and math.isfinite(value)
-            self.expect(
-                is_plain,
-                f"its plan has the fact {name!r} = {value!r}; facts are finite plain numbers",
-            )
-        dropped = facts.get("dropped_fraction", 0.0)
-        if abs(facts["actual_fraction"] + dropped - actual) > 1e-6:
-            said = f"actual_fraction = {facts['actual_fraction']}" + (
-                f" and dropped_fraction = {dropped}" if dropped else ""
-            )
-            self.fail(f"its plan has {said}, but {actual} of the samples are left out")
-
-    def check_weights(self, weights: Tensor | None) -> None:
-        """Checks that weights are finite and not negative, and that not all are 0."""
-        if weights is None or not weights.numel():
-            return
-        sound = (
-            bool(weights.isfinite().all()) and bool((weights >= 0).all()) and bool(weights.any())
-        )
-        self.expect(
-            sound,
-            f"its plan has weights that are not finite, negative, or all 0: {weights.tolist()}",
-        )
-
-
-class EpochSubject(Subject):
-    """A method to check that makes a plan before each epoch.
+        n: Number of samples to choose from.
+        columns: Records or signals by name, each of shape (n, ...).
+        number: Number of the epoch or step.
+        kind: Kind of the values, for messages.
+        state: State of a batch method.
+        seed: Random seed of the generator that the method gets.
 
     Example:
-        >>> from thresher import UniformSubset
-        >>> subject = EpochSubject(UniformSubset(keep=0.5), None, epochs=20, samples=50)
-        >>> len(subject.ask(subject.seen(), epoch=3).ids)
-        25
+        >>> Case(2, {"loss": torch.ones(2)}).number
+        0
     """
 
-    def needs(self) -> set[str]:
-        """Returns the names of the signals that the columns of the method store."""
-        return Records(self.method.columns(), 1, CPU).signals
-
-    def table(self, n: int | None = None) -> Records:
-        """Returns records of samples that were never seen.
-
-        Args:
-            n: Number of samples. Default: the size of the dataset.
-        """
-        return Records(self.method.columns(), self.samples if n is None else n, CPU)
-
-    def seen(self, kind: str = "tied", n: int | None = None, *, seed: int = 0) -> Records:
-        """Returns records as they are after a few epochs of full training.
-
-        Args:
-            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
-            n: Number of samples. Default: the size of the dataset.
-            seed: Random seed of the values. Default: 0.
-        """
-        table = self.table(n)
-        everyone = torch.arange(self.samples if n is None else n)
-        for epoch in range(3):
-            table.epoch = epoch
-            table.start_epoch()
-            table.write(
-                everyone, signals_of_kind(self.generators, kind, seed + epoch, len(everyone))
-            )
-        return table
-
-    def full_pass(
-        self, epoch: int, n: int, kind: str = "tied", *, seed: int = 0
-    ) -> dict[str, Tensor]:
-        """Returns generated results of the forward pass over all samples that the method asks for before it plans an epoch.
-
-        Args:
-            epoch: Number of the epoch.
-            n: Number of samples.
-            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
-            seed: Random seed of the values. Default: 0.
-        """
-        names = (
-            self.method.full_pass(epoch, self.epochs) if defines(self.method, "full_pass") else ()
-        )
-        self.expect(
-            set(names) <= {"error", "feature", "label"},
-            f"full_pass asks for {names}; it can ask for 'error', 'feature' and 'label' only",
-        )
-        columns = full_pass_columns(kind, (9, seed + epoch), n) if names else {}
-        return {name: columns[name] for name in names}
-
-    def ask(
-        self,
-        records: Mapping[str, Tensor],
-        epoch: int,
-        *,
-        n: int | None = None,
-        seed: int = 0,
-        kind: str = "tied",
-    ) -> EpochPlan:
-        """Returns the plan of an epoch, after checking every promise about a single plan.
-
-        Args:
-            records: Values by column, each of shape (n,); columns of a full pass that are missing are added.
-            epoch: Number of the epoch.
-            n: Number of samples. Default: the size of the dataset.
-            seed: Random seed of the generator that the method gets. Default: 0.
-            kind: Kind of values of the full pass, one of `VALUE_KINDS`. Default: "tied".
-        """
-        n = self.samples if n is None else n
-        with self.asked(f"plan_epoch of epoch {epoch} ({n} samples, {kind})"):
-            inputs = {
-                **records,
-                **{k: v for k, v in self.full_pass(epoch, n, kind).items() if k not in records},
-            }
-            generator = rng.seeded(seed, epoch)
-            plan = self.method.plan_epoch(
-                inputs, epoch=epoch, epochs=self.epochs, generator=generator
-            )
-            self.expect(
-                isinstance(plan, EpochPlan),
-                f"plan_epoch returned {type(plan).__name__}, it must return a thresher.EpochPlan",
-            )
-            plan.check(n)
-        self.check_weights(plan.weights)
-        self.check_facts(plan.facts, 1 - len(plan.ids) / n)
-        return plan
-
-    def answers(self, kind: str = "tied") -> list[Any]:
-        """Returns the plans of a whole training run in which only kept and refreshed samples are seen."""
-        table = self.table()
-        plans = []
-        for epoch in range(self.epochs):
-            plan = self.ask(table, epoch, kind=kind)
-            plans.append(comparable_plan(plan))
-            with self.asked("what its plan wants to remember"):
-                table.remember(plan.remember)
-            table.epoch = epoch
-            table.start_epoch()
-            seen = torch.cat(
-                [plan.ids, plan.ids[:0] if plan.refresh is None else plan.refresh]
-            ).unique()
-            values = signals_of_kind(self.generators, kind, epoch, self.samples)
-            with self.asked("a merge of its columns"):
-                table.write(seen, {name: column[seen] for name, column in values.items()})
-        return plans
-
-    def reads_values(self, epoch: int) -> bool:
-        """Checks whether the plan of an epoch depends on the records or the full pass at all."""
-        questions = (
-            {**self.seen(seed=i), **self.full_pass(epoch, self.samples, seed=i)} for i in (0, 100)
-        )
-        one, other = (comparable_plan(self.ask(question, epoch)) for question in questions)
-        return one != other
+    n: int
+    columns: Mapping[str, Tensor]
+    number: int = 0
+    kind: str = "tied"
+    state: State = field(default_factory=dict)
+    seed: int = 0
 
 
-class BatchSubject(Subject):
-    """A method to check that chooses within each batch.
-
-    Example:
-        >>> from thresher import SelectiveBackprop
-        >>> subject = BatchSubject(SelectiveBackprop(keep=0.5), None, epochs=20, samples=50)
-        >>> plan, _ = subject.ask(subject.batch(8, seed=0), subject.method.init_state(), step=0)
-        >>> len(plan.rows)
-        4
-    """
-
-    def needs(self) -> set[str]:
-        """Returns "loss" and the names of the signals that the method declares."""
-        return {"loss", *requirements_of(self.method).signals}
-
-    def batch(
-        self, n: int, seed: int, kind: str = "tied", samples: int | None = None
-    ) -> dict[str, Tensor]:
-        """Returns the signals of n samples, with their ids in random order.
-
-        Args:
-            n: Number of samples in the batch.
-            seed: Random seed of the values and ids.
-            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
-            samples: Number of samples of the dataset. Default: that of this subject.
-        """
-        ids = np.random.default_rng([seed, n]).permutation(samples or self.samples)[:n]
-        wide = {*requirements_of(self.method).signals} & OF_A_PASS
-        columns = full_pass_columns(kind, (9, seed), len(ids)) if wide else {}
-        signals = {
-            **signals_of_kind(self.generators, kind, seed, len(ids)),
-            **{name: columns[name] for name in sorted(wide)},
-        }
-        return {"id": torch.from_numpy(ids.astype(np.int64)), **signals}
-
-    def ask(
-        self,
-        signals: Mapping[str, Tensor],
-        state: State,
-        step: int,
-        *,
-        seed: int = 0,
-        check_values: bool = True,
-    ) -> tuple[BatchPlan, State]:
-        """Returns the plan of a batch and the next state, after checking every promise about a single plan.
-
-        Args:
-            signals: Values by signal, each of shape (n,).
-            state: State that the method returned last.
-            step: Number of the step.
-            seed: Random seed of the generator that the method gets. Default: 0.
-            check_values: Whether to check the values of rows and weights, which tensors on the meta device lack.
-                Default: True.
-        """
-        n = len(signals["id"])
-        with self.asked(f"plan_batch of {n} samples"):
-            plan, after = self.method.plan_batch(
-                signals, state, step=step, generator=rng.seeded(seed, step)
-            )
-        self.expect(
-            isinstance(plan, BatchPlan),
-            f"plan_batch returned {type(plan).__name__}, not (thresher.BatchPlan, state)",
-        )
-        self.expect(
-            after is not state,
-            "plan_batch returned the state it was given; the next state is always a new dict",
-        )
-        count = self.method.count(n)
-        self.expect(
-            count is None or count == len(plan.rows),
-            f"count({n}) gives {count} rows, plan_batch kept {len(plan.rows)}",
-        )
-        self.check_facts(plan.facts, 1 - len(plan.rows) / n)
-        rows = plan.rows
-        self.expect(
-            rows.device == signals["id"].device,
-            f"its rows are on {rows.device}, its signals on {signals['id'].device}",
-        )
-        if check_values and rows.numel():
-            self.expect(
-                bool((rows[1:] >= rows[:-1]).all()), f"its rows are not ascending: {rows.tolist()}"
-            )
-            within = bool(rows[0] >= 0) and bool(rows[-1] < n)
-            self.expect(within, f"its rows are not within a batch of {n}: {rows.tolist()}")
-            self.check_weights(plan.weights)
-        return plan, after
-
-    def steps(
-        self, kind: str = "tied", state: State | None = None, start: int = 0
-    ) -> tuple[list[Any], State]:
-        """Runs the method on a fixed series of batches; returns plans and states as copies to compare, and the last state.
-
-        Args:
-            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
-            state: State before the first of these batches. Default: the initial state.
-            start: Number of the first of these batches. Default: 0.
-        """
-        now: State = self.method.init_state() if state is None else state
-        answers = []
-        for step in range(start, len(BATCH_SIZES)):
-            plan, now = self.ask(
-                self.batch(min(BATCH_SIZES[step], self.samples), step, kind), now, step
-            )
-            answers.append([comparable_plan(plan), comparable(now)])
-        return answers, now
-
-    def answers(self, kind: str = "tied") -> list[Any]:
-        """Returns the plans and states of a few batches."""
-        return self.steps(kind)[0]
-
-
-class BeforeSubject(Subject):
-    """A method to check that chooses before training.
-
-    Example:
-        >>> from thresher import Prune
-        >>> from thresher.scores import Scores
-        >>> method = Prune(Scores(torch.arange(4), torch.tensor([3.0, 1.0, 2.0, 4.0])), keep=0.5)
-        >>> BeforeSubject(method, None, epochs=20, samples=4).ask()
-        tensor([0, 3])
-    """
-
-    def ask(self) -> Tensor:
-        """Returns the ids of the samples that the method keeps, after checking every promise about them."""
-        with self.asked(f"kept({self.samples})"):
-            ids = self.method.kept(self.samples)
-        self.expect(
-            isinstance(ids, Tensor),
-            f"kept returned {type(ids).__name__}, it must return a tensor of ids",
-        )
-        self.expect(
-            ids.dtype == torch.int64 and ids.dim() == 1,
-            f"kept returned {ids.dtype} of shape {tuple(ids.shape)}, ids are int64 of one dimension",
-        )
-        sound = (
-            len(ids) > 0
-            and bool((ids[1:] > ids[:-1]).all())
-            and int(ids[0]) >= 0
-            and int(ids[-1]) < self.samples
-        )
-        self.expect(
-            sound,
-            f"kept({self.samples}) is not ascending within the dataset, or empty: {ids.tolist()}",
-        )
-        return ids
-
-    def answers(self, kind: str = "tied") -> list[Any]:
-        """Returns the ids of the samples that the method keeps."""
-        return self.ask().tolist()
-
-
-SUBJECTS = {
-    "epoch": (EpochSubject, EpochMethod),
-    "batch": (BatchSubject, BatchMethod),
-    "before": (BeforeSubject, BeforeMethod),
+QUESTIONS = {
+    "before": "a plan with the ids of kept({n})",
+    "epoch": "plan_epoch of epoch {number} ({n} samples, {kind})",
+    "batch": "plan_batch of step {number} ({n} samples, {kind})",
 }
 
 
-def subject_of(
-    method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int
-) -> Subject:
-    """Checks the stage and the declaration of a method, and wraps it in the `Subject` of its stage.
+@dataclass(frozen=True)
+class Exam:
+    """A method to check, and the inputs that the invariants give it.
 
     Args:
         method: Instance of the method.
-        signals: Functions that draw values of signals that Thresher does not know, by name; as in `check_method`.
         epochs: Number of epochs of the training run for which the method makes plans.
         samples: Number of samples of the dataset.
-
-    Raises:
-        ContractError: `method` is a class, has an unknown stage, lacks a function of its stage, or its declaration `requires`
-            does not match its functions and attributes.
-        ValueError: The method needs a signal that Thresher does not know and that `signals` lacks.
+        signals: Functions that draw values of signals that Thresher does not know, by name.
 
     Example:
         >>> from thresher import UniformSubset
-        >>> type(subject_of(UniformSubset(keep=0.5), None, epochs=20, samples=50)).__name__
-        'EpochSubject'
-    """
-    name = type(method).__name__
-    stage = getattr(method, "stage", None)
-    if isinstance(method, type):
-        raise ContractError(
-            f"{method.__name__}: is a class; check an instance, {method.__name__}()"
-        )
-    if stage not in SUBJECTS:
-        raise ContractError(
-            f"{name}: has stage = {stage!r}; it must be one of {', '.join(map(repr, SUBJECTS))}"
-        )
-    kind, protocol = SUBJECTS[stage]
-    if not isinstance(method, protocol):
-        members = sorted(
-            name for name in {*dir(protocol), *protocol.__annotations__} if not name.startswith("_")
-        )
-        missing = [member for member in members if not hasattr(method, member)]
-        raise ContractError(f"{name}: has stage = {stage!r} but lacks {', '.join(missing)}")
-    try:
-        check_declaration(method)
-    except TypeError as error:
-        raise ContractError(str(error)) from error
-    return kind(method, signals, epochs, samples)
-
-
-class Check:
-    """A check of one promise of methods; call it with the arguments of `thresher.testing.check_method`.
-
-    Args:
-        examine: Function of a `Subject` that raises `ContractError` if the promise is broken.
-        stage_names: Stages whose methods make the promise.
-
-    Example:
-        >>> from thresher import UniformSubset
-        >>> @promise("epoch")
-        ... def check_keep(subject):
-        ...     subject.expect(subject.method.keep > 0.5, "keeps half of the samples or less")
-        >>> check_keep(UniformSubset(keep=0.3))
-        Traceback (most recent call last):
-        ...
-        thresher.testing.check.ContractError: UniformSubset: keeps half of the samples or less
+        >>> [len(plan.ids) for _, plan, _ in Exam(UniformSubset(keep=0.5), epochs=3).series()]
+        [25, 25, 25]
     """
 
-    def __init__(self, examine: Callable[[Any], None], stage_names: tuple[str, ...]) -> None:
-        update_wrapper(self, examine)
-        self._examine = examine
-        self.stage_names = stage_names
+    method: Any
+    epochs: int = CHECK_EPOCHS
+    samples: int = CHECK_SAMPLES
+    signals: Mapping[str, SignalGenerator] = field(default_factory=dict)
 
-    def __call__(
+    @property
+    def generators(self) -> dict[str, SignalGenerator]:
+        """Functions that draw the signals that the method needs, by name."""
+        known = {**SIGNAL_GENERATORS, **self.signals}
+        names = set()
+        if self.method.stage == "epoch":
+            names = self.records(1).signals
+        if self.method.stage == "batch":
+            names = {"loss", *requirements_of(self.method).signals}
+        for name in sorted(names - set(known)):
+            raise ValueError(
+                f"check_method: {type(self.method).__name__} needs the signal {name!r}; pass a function that draws values of it, "
+                f"such as signals={{{name!r}: lambda generator, n: generator.random(n)}}"
+            )
+        return {name: known[name] for name in names}
+
+    def records(self, n: int) -> Records:
+        """Returns records of n samples that were never seen."""
+        return Records(self.method.columns(), n, CPU)
+
+    def full_pass(self, epoch: int, n: int, kind: str, seed: int = 0) -> dict[str, Tensor]:
+        """Draws the results of the forward pass over all samples that the method asks for before it plans an epoch."""
+        if not defines(self.method, "full_pass"):
+            return {}
+        names = self.method.full_pass(epoch, self.epochs)
+        _expect(
+            set(names) <= {"error", "feature", "label"},
+            f"full_pass asks for {names}; it can ask for 'error', 'feature' and 'label' only",
+        )
+        return draw_signals(
+            {name: SIGNAL_GENERATORS[name] for name in names}, kind, seed + epoch, n
+        )
+
+    def drawn(self, case: Case) -> dict[str, Tensor]:
+        """Returns the columns of a case that depend on drawn values, rather than on plans, epochs and ids."""
+        columns = self.method.columns() if self.method.stage == "epoch" else {}
+        others = {
+            name for name, one in columns.items() if one.merge == "plan" or one.signal == EPOCH
+        }
+        return {name: one for name, one in case.columns.items() if name not in {"id", *others}}
+
+    def batch(self, n: int, step: int, kind: str = "tied", seed: int = 0) -> dict[str, Tensor]:
+        """Draws the signals of a batch of n samples, with their ids in random order."""
+        ids = np.random.default_rng((step, n)).permutation(self.samples)[:n]
+        return {
+            "id": torch.from_numpy(ids),
+            **draw_signals(self.generators, kind, seed + step, n),
+        }
+
+    def ask(self, case: Case) -> tuple[Any, State]:
+        """Returns a plan and the next state of the method, after checking every promise about a single plan."""
+        method = self.method
+        generator = rng.seeded(case.seed, case.number)
+        after: State = {}
+        with _asked(QUESTIONS[method.stage].format(**vars(case))):
+            if method.stage == "before":
+                kept = method.kept(case.n)
+                _expect(
+                    isinstance(kept, Tensor),
+                    f"kept returned {type(kept).__name__}, it must return a tensor of ids",
+                )
+                plan = EpochPlan(kept)
+            elif method.stage == "epoch":
+                plan = method.plan_epoch(
+                    case.columns, epoch=case.number, epochs=self.epochs, generator=generator
+                )
+                _expect(
+                    isinstance(plan, EpochPlan),
+                    f"plan_epoch returned {type(plan).__name__}, it must return a thresher.EpochPlan",
+                )
+            else:
+                plan, after = method.plan_batch(
+                    case.columns, case.state, step=case.number, generator=generator
+                )
+                _expect(
+                    isinstance(plan, BatchPlan),
+                    f"plan_batch returned {type(plan).__name__}, not (thresher.BatchPlan, state)",
+                )
+            for invariant in PLAN_INVARIANTS[method.stage]:
+                invariant(self, case, plan, after)
+        return plan, after
+
+    def series(
         self,
-        method: Any,
+        kind: str = "tied",
+        n: int | None = None,
         *,
-        signals: Mapping[str, SignalGenerator] | None = None,
-        epochs: int = CHECK_EPOCHS,
-        samples: int = CHECK_SAMPLES,
-    ) -> None:
-        """Checks a method.
+        seed: int = 0,
+        everyone: bool = False,
+    ) -> Iterator[tuple[Case, Plan, State]]:
+        """Asks the method for a series of plans, each of which follows from the last one.
 
         Args:
-            method: Instance of the method, of one of the stages of this check.
-            signals: Functions that draw values of signals that Thresher does not know, by name. Default: None.
-            epochs: Number of epochs of the training run for which the method makes plans. Default: 20.
-            samples: Number of samples of the dataset. Default: 50.
+            kind: Kind of the values, one of `VALUE_KINDS`. Default: "tied".
+            n: Number of samples. Default: the size of the dataset.
+            seed: Random seed of the values. Default: 0.
+            everyone: Whether every epoch sees all samples, rather than those that are kept or refreshed. Default: False.
 
-        Raises:
-            ContractError: The method breaks the promise.
+        Yields:
+            The inputs, the plan and the next state.
         """
-        with rng.undisturbed(CPU), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            self._examine(subject_of(method, signals, epochs, samples))
+        n = n or self.samples
+        if self.method.stage == "before":
+            case = Case(self.samples, {})
+            yield case, *self.ask(case)
+        elif self.method.stage == "batch":
+            state = self.method.init_state()
+            for step, size in enumerate(BATCH_SIZES):
+                rows = min(size, n)
+                case = Case(rows, self.batch(rows, step, kind, seed), step, kind, state)
+                plan, state = self.ask(case)
+                yield case, plan, state
+        else:
+            records = self.records(n)
+            for epoch in range(self.epochs):
+                columns = {**records.state_dict(), **self.full_pass(epoch, n, kind, seed)}
+                case = Case(n, columns, epoch, kind)
+                plan, _ = self.ask(case)
+                yield case, plan, {}
+                with _asked("what its plan wants to remember"):
+                    records.remember(plan.remember)
+                records.epoch = epoch
+                records.start_epoch()
+                refreshed = plan.ids[:0] if plan.refresh is None else plan.refresh
+                seen = torch.arange(n) if everyone else torch.cat([plan.ids, refreshed]).unique()
+                values = draw_signals(self.generators, kind, seed + epoch, n)
+                with _asked("a merge of its columns"):
+                    records.write(seen, {name: column[seen] for name, column in values.items()})
+
+    def series_on(self, device: str) -> Iterator[tuple[Plan, Plan]]:
+        """Yields the plans of a series, each with the plan that the method makes from inputs on a device."""
+        state = self.method.init_state() if self.method.stage == "batch" else {}
+        for case, plan, _ in self.series():
+            columns = to_device(case.columns, torch.device(device))
+            there, state = self.ask(replace(case, columns=columns, state=state))
+            yield plan, there
 
 
-def promise(*stage_names: str) -> Callable[[Callable[[Any], None]], Check]:
-    """Returns a decorator that turns a function of a `Subject` into a `Check`.
-
-    Args:
-        *stage_names: Stages whose methods must pass the check: "before", "epoch" or "batch".
-
-    Example:
-        >>> @promise("batch", "epoch")
-        ... def check_nothing(subject):
-        ...     '''Checks nothing.'''
-        >>> check_nothing.__doc__, check_nothing.stage_names
-        ('Checks nothing.', ('batch', 'epoch'))
-    """
-    return lambda examine: Check(examine, stage_names)
+# Invariants of a single plan
 
 
-PLAIN_TYPES = (bool, int, float, str, type(None))
-"""Types of plain values."""
+def _is_within_dataset(exam: Exam, case: Case, plan: EpochPlan, after: State) -> None:
+    plan.check(case.n)
 
 
-@promise("before", "epoch", "batch")
-def check_value(subject: Subject) -> None:
-    """Checks that a method is a frozen dataclass without tensors or random state; repr, pickle and deepcopy must reproduce it.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> @dataclasses.dataclass(frozen=True)
-        ... class Listed(thresher.UniformSubset):
-        ...     ids: list = dataclasses.field(default_factory=list)
-        >>> check_value(Listed(keep=0.5))
-        Traceback (most recent call last):
-        ...
-        thresher.testing.check.ContractError: Listed: its setting `ids` owns a list; state belongs to the run
-    """
-    method = subject.method
-    subject.expect(
-        dataclasses.is_dataclass(method),
-        "is not a dataclass; a method is a frozen dataclass of settings",
+def _has_true_facts(exam: Exam, case: Case, plan: Plan, after: State) -> None:
+    facts = plan.facts
+    for name in ("scheduled_fraction", "actual_fraction"):
+        _expect(
+            name in facts,
+            f"its plan has no fact {name!r}, a share of the samples left out, for the history",
+        )
+    for name, value in facts.items():
+        is_plain = type(value) in (bool, int, float) and math.isfinite(value)
+        _expect(
+            is_plain, f"its plan has the fact {name!r} = {value!r}; facts are finite plain numbers"
+        )
+    actual = facts["actual_fraction"]
+    dropped = facts.get("dropped_fraction", 0.0)
+    left_out = 1 - len(_numbers(plan)) / case.n
+    _expect(
+        abs(actual + dropped - left_out) <= 1e-6,
+        f"its plan has actual_fraction = {actual} and dropped_fraction = {dropped}, but {left_out} of the samples are left out",
     )
-    frozen = type(method).__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
-    subject.expect(
-        frozen,
+
+
+def _has_usable_weights(exam: Exam, case: Case, plan: Plan, after: State) -> None:
+    weights = plan.weights
+    if weights is None or weights.is_meta or not weights.numel():
+        return
+    usable = bool(weights.isfinite().all() and (weights >= 0).all() and weights.any())
+    _expect(
+        usable,
+        f"its plan has weights that are not finite, negative, or all 0: {weights.tolist()}",
+    )
+
+
+def _has_ascending_rows(exam: Exam, case: Case, plan: BatchPlan, after: State) -> None:
+    rows = plan.rows
+    device = case.columns["id"].device
+    _expect(rows.device == device, f"its rows are on {rows.device}, its signals on {device}")
+    if rows.is_meta:
+        return
+    _expect(bool((rows.diff() >= 0).all()), f"its rows are not ascending: {rows.tolist()}")
+    within = bool(((rows >= 0) & (rows < case.n)).all())
+    _expect(within, f"its rows are not within a batch of {case.n}: {rows.tolist()}")
+
+
+def _has_as_many_rows_as_counted(exam: Exam, case: Case, plan: BatchPlan, after: State) -> None:
+    count = exam.method.count(case.n)
+    _expect(
+        count in (None, len(plan.rows)),
+        f"count({case.n}) gives {count} rows, plan_batch kept {len(plan.rows)}",
+    )
+
+
+def _returns_new_state(exam: Exam, case: Case, plan: BatchPlan, after: State) -> None:
+    _expect(
+        after is not case.state,
+        "plan_batch returned the state it was given; the next state is always a new dict",
+    )
+
+
+PLAN_INVARIANTS: dict[str, tuple[Callable[[Exam, Case, Any, State], None], ...]] = {
+    "before": (_is_within_dataset,),
+    "epoch": (_is_within_dataset, _has_true_facts, _has_usable_weights),
+    "batch": (
+        _returns_new_state,
+        _has_as_many_rows_as_counted,
+        _has_true_facts,
+        _has_ascending_rows,
+        _has_usable_weights,
+    ),
+}
+"""Invariants of every plan, by the stage of the method."""
+
+
+# Invariants of a method
+
+
+def _is_frozen(exam: Exam) -> None:
+    method = exam.method
+    _expect(is_dataclass(method), "is not a dataclass; a method is a frozen dataclass of settings")
+    _expect(
+        type(method).__dataclass_params__.frozen,  # pyright: ignore[reportAttributeAccessIssue]
         "is not frozen: settings could change while it decides; write @dataclass(frozen=True)",
     )
-    for field in dataclasses.fields(method):
-        owned = _forbidden_type(getattr(method, field.name))
-        subject.expect(
-            not owned, f"its setting `{field.name}` owns a {owned}; state belongs to the run"
-        )
-    extra = sorted(
-        set(getattr(method, "__dict__", ())) - {field.name for field in dataclasses.fields(method)}
-    )
-    subject.expect(
+
+
+def _owns_only_settings(exam: Exam) -> None:
+    settings = {one.name: getattr(exam.method, one.name) for one in fields(exam.method)}
+    for name, value in settings.items():
+        owned = _forbidden_type(value)
+        _expect(not owned, f"its setting `{name}` owns a {owned}; state belongs to the run")
+    extra = sorted(set(getattr(exam.method, "__dict__", ())) - set(settings))
+    _expect(
         not extra,
         f"keeps {', '.join(extra)} besides its settings; a method must not store anything itself",
     )
-    with subject.asked("hash, pickle or deepcopy"):
-        again = {"pickle": pickle.loads(pickle.dumps(method)), "deepcopy": copy.deepcopy(method)}
-        for how, other in again.items():
-            subject.expect(
-                other == method and hash(other) == hash(method),
-                f"{how} gives another method: {other!r}",
-            )
-    if not any(
-        isinstance(getattr(method, field.name), Scores) for field in dataclasses.fields(method)
-    ):
-        with subject.asked("eval(repr(method))"):
-            names = {
-                **vars(pathlib),
-                **vars(sys.modules[type(method).__module__]),
-                type(method).__name__: type(method),
-            }
-            subject.expect(
-                eval(repr(method), names) == method, f"its repr gives another method: {method!r}"
-            )
 
 
 def _forbidden_type(value: Any) -> str:
     """Returns the name of the type of a value that no setting may have; "" if the value is allowed."""
-    if isinstance(value, (*PLAIN_TYPES, Scores, pathlib.PurePath, type)) or inspect.isroutine(
-        value
-    ):
-        return ""
+    name = type(value).__name__
     if isinstance(value, tuple | frozenset):
         return next(filter(None, map(_forbidden_type, value)), "")
-    return "" if dataclasses.is_dataclass(value) else type(value).__name__
+    plain = (bool, int, float, str, type(None), Scores, pathlib.PurePath, type)
+    allowed = isinstance(value, plain) or inspect.isroutine(value) or is_dataclass(value)
+    return "" if allowed else name
 
 
-@promise("before", "epoch", "batch")
-def check_interface(subject: Subject) -> None:
-    """Checks that a method has a card, and that its functions take the arguments that the run passes.
+def _survives_copies(exam: Exam) -> None:
+    method = exam.method
+    with _asked("hash, pickle or deepcopy"):
+        copies = {"pickle": pickle.loads(pickle.dumps(method)), "deepcopy": copy.deepcopy(method)}
+        for how, other in copies.items():
+            equal = other == method and hash(other) == hash(method)
+            _expect(equal, f"{how} gives another method: {other!r}")
 
-    Args:
-        subject: Method to check, an instance.
 
-    Example:
-        >>> import thresher
-        >>> class NoCard(thresher.UniformSubset):
-        ...     card = None
-        >>> try:
-        ...     check_interface(NoCard(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        NoCard: has no `card`: add a thresher.methods.contract.Card with facts that the settings do not show
-    """
-    method = subject.method
-    card = getattr(method, "card", None)
-    subject.expect(
-        isinstance(card, Card),
+def _shows_its_settings(exam: Exam) -> None:
+    method = exam.method
+    if any(isinstance(getattr(method, one.name), Scores) for one in fields(method)):
+        return
+    kind = type(method)
+    names = {**vars(pathlib), **vars(sys.modules[kind.__module__]), kind.__name__: kind}
+    with _asked("eval(repr(method))"):
+        _expect(eval(repr(method), names) == method, f"its repr gives another method: {method!r}")
+
+
+def _has_card(exam: Exam) -> None:
+    _expect(
+        isinstance(getattr(exam.method, "card", None), Card),
         "has no `card`: add a thresher.methods.contract.Card with facts that the settings do not show",
     )
-    if method.stage == "before":
+
+
+def _takes_arguments_by_name(exam: Exam) -> None:
+    if exam.method.stage == "before":
         return
-    function = method.plan_epoch if method.stage == "epoch" else method.plan_batch
-    wanted = {"epoch": ["epoch", "epochs", "generator"], "batch": ["step", "generator"]}[
-        method.stage
-    ]
-    parameters = inspect.signature(function).parameters.values()
-    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    subject.expect(
-        named == wanted,
-        f"{function.__name__} takes {', '.join(named) or 'nothing'} by name, not {', '.join(wanted)}",
+    name = f"plan_{exam.method.stage}"
+
+    def by_name(owner: Any) -> list[str]:
+        parameters = inspect.signature(getattr(owner, name)).parameters.values()
+        return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+
+    wanted = by_name(STAGES[exam.method.stage])
+    taken = by_name(exam.method)
+    _expect(
+        taken == wanted,
+        f"{name} takes {', '.join(taken) or 'nothing'} by name, not {', '.join(wanted)}",
     )
-    if method.stage == "batch":
-        names = requirements_of(method).signals
-        subject.expect(
-            isinstance(names, tuple),
-            f"`signals` is a {type(names).__name__}, it must be a tuple of names",
-        )
-        _check_active(subject)
 
 
-def _check_active(subject: Subject) -> None:
-    if not defines(subject.method, "active"):
+def _decides_whether_it_is_active(exam: Exam) -> None:
+    names = requirements_of(exam.method).signals
+    _expect(
+        isinstance(names, tuple),
+        f"`signals` is a {type(names).__name__}, it must be a tuple of names",
+    )
+    if exam.method.stage != "batch" or not defines(exam.method, "active"):
         return
     for step, progress in enumerate((0.0, 0.3, 0.5, 0.999, 1.0)):
-        with subject.asked(f"active({progress}, {step})"):
-            answer = subject.method.active(progress, step)
-        subject.expect(
-            type(answer) is bool,
-            f"active({progress}, {step}) is {answer!r}, it must be True or False",
-        )
+        question = f"active({progress}, {step})"
+        with _asked(question):
+            answer = exam.method.active(progress, step)
+        _expect(type(answer) is bool, f"{question} is {answer!r}, it must be True or False")
 
 
-@promise("epoch", "batch")
-def check_bytes(subject: Subject) -> None:
-    """Checks that a method with its default settings stores as many bytes per sample as its card says.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class Modest(thresher.Kakurenbo):
-        ...     card = dataclasses.replace(thresher.Kakurenbo.card, bytes_per_sample=1)
-        >>> try:
-        ...     check_bytes(Modest())
-        ... except AssertionError as error:
-        ...     print(error)
-        Modest: its card says 1 bytes per sample, it takes 9
-    """
+def _stores_what_its_card_says(exam: Exam) -> None:
+    if exam.method.stage == "before":
+        return
+    settings = fields(exam.method)
     defaults = {
-        f.name: f.default
-        for f in dataclasses.fields(subject.method)
-        if f.init and f.default is not dataclasses.MISSING
+        one.name: one.default for one in settings if one.init and one.default is not MISSING
     }
-    default = subject.of(dataclasses.replace(subject.method, **defaults))
-    declared = subject.method.card.bytes_per_sample
-    used = _bytes_per_sample(default)
-    subject.expect(
+    default = replace(exam, method=replace(exam.method, **defaults))
+    if exam.method.stage == "epoch":
+        used = default.records(1).bytes_per_sample
+    elif any(one.default is one.default_factory is MISSING for one in settings):
+        # A required setting has a value of every sample.
+        used = _bytes_of(default.method.init_state()) / exam.samples
+    else:
+        used = (_bytes_after(default, 1024) - _bytes_after(default, 64)) / (1024 - 64)
+    declared = exam.method.card.bytes_per_sample
+    _expect(
         abs(used - declared) < 1e-6,
         f"its card says {declared:g} bytes per sample, it takes {used:g}",
     )
 
 
-def _bytes_per_sample(subject: Subject) -> float:
-    if isinstance(subject, EpochSubject):
-        return subject.table(1).bytes_per_sample
-    assert isinstance(subject, BatchSubject)
-    if any(
-        field.default is field.default_factory is dataclasses.MISSING
-        for field in dataclasses.fields(subject.method)
-    ):
-        # A required setting has a value of every sample.
-        return _bytes_of(subject.method.init_state()) / subject.samples
-    few = 64
-    many = 1024
-    size = 64
-    used = []
-    for samples in (few, many):
-        state = subject.method.init_state()
-        for step in range(many // size):
-            ids = torch.arange(size) + (step * size) % samples
-            _, state = subject.ask(
-                {**subject.batch(size, step, samples=samples), "id": ids}, state, step
-            )
-        used.append(_bytes_of(state))
-    return (used[1] - used[0]) / (many - few)
+def _bytes_after(exam: Exam, samples: int) -> int:
+    """Returns the size of the state after 1,024 rows from a dataset."""
+    state = exam.method.init_state()
+    for step in range(16):
+        ids = torch.arange(64) + 64 * step % samples
+        columns = {**draw_signals(exam.generators, "tied", step, 64), "id": ids}
+        _, state = exam.ask(Case(64, columns, step, state=state))
+    return _bytes_of(state)
 
 
 def _bytes_of(value: Any) -> int:
     """Returns the size of a state in bytes: all elements of its tensors, and 8 bytes for every other value."""
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
+        return value.nbytes
     if isinstance(value, Mapping):
         return sum(8 * (not isinstance(name, str)) + _bytes_of(one) for name, one in value.items())
     if isinstance(value, list | tuple):
-        return sum(_bytes_of(one) for one in value)
+        return sum(map(_bytes_of, value))
     return 8
 
 
-@promise("before", "epoch", "batch")
-def check_random_states(subject: Subject) -> None:
-    """Checks that a method draws from the argument `generator`, and neither reads nor changes global random states.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class Global(thresher.UniformSubset):
-        ...     def plan_epoch(self, records, *, epoch, epochs, generator):
-        ...         return super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=torch.default_generator)
-        >>> try:
-        ...     check_random_states(Global(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        Global: draws from global random state (torch, NumPy or random); draw from `generator`
-    """
-    answers = []
-    for seed in (1, 2):
+def _depends_on_its_inputs_alone(exam: Exam) -> None:
+    series = []
+    for seed, method in ((1, exam.method), (1, copy.deepcopy(exam.method)), (2, exam.method)):
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         random.seed(seed)
-        before = comparable(rng.capture(CPU))
-        answers.append(subject.answers())
-        same = before == comparable(rng.capture(CPU))
-        subject.expect(
-            same, "draws from global random state (torch, NumPy or random); draw from `generator`"
+        before = rng.capture(CPU)
+        series.append(list(replace(exam, method=method).series()))
+        _expect(
+            rng.equal(before, rng.capture(CPU)),
+            "draws from global random state (torch, NumPy or random); draw from `generator`",
         )
-    subject.expect(
-        answers[0] == answers[1],
-        "its answer depends on global random state (torch, NumPy or random)",
+    first, again, reseeded = series
+    _expect(
+        _same(first, again),
+        "answers differently to the same question: it draws or remembers something of its own",
     )
-
-
-@promise("before", "epoch", "batch")
-def check_determinism(subject: Subject) -> None:
-    """Checks that the same inputs give the same plans, also from copies of a method, and from itself after other inputs.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class Unseeded(thresher.UniformSubset):
-        ...     def plan_epoch(self, records, *, epoch, epochs, generator):
-        ...         fresh = torch.Generator()
-        ...         fresh.seed()
-        ...         return super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=fresh)
-        >>> try:
-        ...     check_determinism(Unseeded(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        Unseeded: answers differently to the same question: it draws or remembers something of its own
-    """
-    first = subject.answers()
-    for _ in range(2):
-        again = subject.of(copy.deepcopy(subject.method)).answers()
-        subject.expect(
-            again == first,
-            "answers differently to the same question: it draws or remembers something of its own",
-        )
-    subject.answers("smooth")
-    subject.expect(
-        subject.answers() == first,
+    _expect(
+        _same(first, reseeded), "its answer depends on global random state (torch, NumPy or random)"
+    )
+    list(exam.series("smooth"))
+    _expect(
+        _same(first, list(exam.series())),
         "answers differently after other questions: it keeps state outside",
     )
 
 
-@promise("epoch", "batch")
-def check_plans(subject: Subject) -> None:
-    """Checks that every answer is a valid plan, for values that are tied, equal, huge or not finite, and for one sample.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class Backwards(thresher.BigLoss):
-        ...     def plan_batch(self, signals, state, *, step, generator):
-        ...         plan, after = super().plan_batch(signals, state, step=step, generator=generator)
-        ...         return thresher.BatchPlan(plan.rows.flip(0), facts=plan.facts), after
-        >>> try:
-        ...     check_plans(Backwards(keep=0.3))
-        ... except AssertionError as error:
-        ...     print(error)
-        Backwards: its rows are not ascending: [12, 10, 9, 8]
-    """
-    for kind in VALUE_KINDS:
-        subject.answers(kind)
-        if isinstance(subject, EpochSubject):
-            many = subject.seen(kind)
-            one = subject.seen(kind, 1)
-            for epoch in range(subject.epochs):
-                subject.ask(many, epoch, kind=kind)
-                plan = subject.ask(one, epoch, n=1, kind=kind)
-                subject.expect(set(plan.ids.tolist()) == {0}, "leaves out the only sample there is")
-        if isinstance(subject, BatchSubject):
-            for n in (1, 2, 7):
-                subject.ask(subject.batch(n, n, kind), subject.method.init_state(), 0)
+def _plans_for_every_input(exam: Exam) -> None:
+    sizes = ((exam.samples, False), (exam.samples, True), (1, False))
+    for kind, (n, everyone) in itertools.product(VALUE_KINDS, sizes):
+        list(exam.series(kind, n, everyone=everyone))
 
 
-@promise("before")
-def check_kept(subject: BeforeSubject) -> None:
-    """Checks that a method keeps at least one sample, and returns ids of the dataset in ascending order.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class Nothing(thresher.Prune):
-        ...     def kept(self, n):
-        ...         return torch.arange(0)
-        >>> scores = thresher.scores.Scores(torch.arange(50), torch.arange(50.0))
-        >>> try:
-        ...     check_kept(Nothing(scores, keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        Nothing: kept(50) is not ascending within the dataset, or empty: []
-    """
-    subject.ask()
-
-
-@promise("epoch", "batch")
-def check_not_finite(subject: Subject) -> None:
-    """Checks that samples without a finite value are kept: in epoch plans, unless there is a budget, and first in a batch.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class NanLast(thresher.BigLoss):
-        ...     def scores(self, signals):
-        ...         return signals["loss"].nan_to_num(nan=-1.0, posinf=-1.0, neginf=-1.0)
-        >>> try:
-        ...     check_not_finite(NanLast(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        NanLast: leaves out samples without a finite score while it keeps others; such samples come first
-    """
-    if isinstance(subject, BatchSubject):
-        _check_batch_not_finite(subject)
-    elif isinstance(subject, EpochSubject):
-        _check_epoch_not_finite(subject)
-
-
-def _check_epoch_not_finite(subject: EpochSubject) -> None:
+def _keeps_what_is_not_finite(exam: Exam) -> None:
+    method = exam.method
     # A method with a budget keeps the same number of samples, however many have no finite value.
-    if requirements_of(subject.method).smaller_batches:
+    if requirements_of(method).smaller_batches:
         return
-    n = subject.samples
-    columns = subject.table(1).columns
-    epochs = [epoch for epoch in range(subject.epochs) if subject.reads_values(epoch)]
-    for value, bad in itertools.product(
-        (math.nan, math.inf, -math.inf), (torch.arange(n - n // 5, n), torch.arange(n))
-    ):
-        records = subject.seen()
-        floats = [
-            name
-            for name in records.written
-            if records[name].is_floating_point() and columns[name].signal != EPOCH
-        ]
-        for name in floats:
-            records[name][bad] = value
-        for epoch in epochs:
-            full_pass = {
-                name: column.clone()
-                for name, column in subject.full_pass(epoch, subject.samples).items()
-            }
-            for column in full_pass.values():
-                if column.is_floating_point():
-                    column[bad] = value
-            if not (floats or full_pass):
-                continue
-            hidden = set(bad.tolist()) - set(
-                subject.ask({**records, **full_pass}, epoch).ids.tolist()
-            )
-            subject.expect(
-                not hidden,
-                f"hides samples whose loss is {value}; a sample without a finite score must be kept",
+    series = zip(exam.series(everyone=True), exam.series(seed=100, everyone=True), strict=True)
+    for (case, plan, _), (other, *_) in series:
+        drawn = exam.drawn(case)
+        values = {name: other.columns[name] for name in drawn}
+        floats = [name for name, one in drawn.items() if one.is_floating_point()]
+        if _same(plan, exam.ask(replace(case, columns={**case.columns, **values}))[0]):
+            continue
+        for value, first in itertools.product(
+            (math.nan, math.inf, -math.inf), (case.n - case.n // 5, 0)
+        ):
+            spoilt = {name: one.clone() for name, one in case.columns.items()}
+            for name in floats:
+                spoilt[name][first:] = value
+            chosen, _ = exam.ask(replace(case, columns=spoilt))
+            kept = int((_numbers(chosen).unique() >= first).sum())
+            budget = method.count(case.n) if method.stage == "batch" else case.n
+            _expect(
+                not floats or kept == min(case.n - first, budget or case.n),
+                f"leaves out samples whose signals are {value}; samples without a finite score are kept before all others",
             )
 
 
-def _check_batch_not_finite(subject: BatchSubject) -> None:
-    if not requirements_of(subject.method).signals:
-        return
-    bad = torch.tensor([2, 5, 9])
-    signals = subject.batch(20, 3)
-    for name, values in signals.items():
-        if values.is_floating_point():
-            values[bad] = torch.tensor([math.nan, math.inf, -math.inf], dtype=torch.float32).view(
-                -1, *[1] * (values.dim() - 1)
-            )
-            signals[name] = values
-    for step in range(3):
-        plan, _ = subject.ask(signals, subject.method.init_state(), step)
-        kept = set(plan.rows.tolist()) & set(bad.tolist())
-        subject.expect(
-            len(kept) == min(len(bad), subject.method.count(20) or len(bad)),
-            "leaves out samples without a finite score while it keeps others; such samples come first",
+def _leaves_inputs_alone(exam: Exam) -> None:
+    what = "signals" if exam.method.stage == "batch" else "records"
+    for case, *_ in exam.series("spoilt", everyone=True):
+        before = copy.deepcopy(case)
+        plan, after = exam.ask(case)
+        _expect(_same(case.columns, before.columns), f"changes the {what} it is given")
+        _expect(
+            _same(case.state, before.state),
+            "changes the state it is given; the next state is a new dict of new tensors",
+        )
+        answer = copy.deepcopy((plan, after))
+        passed_on = {id(value) for value in after.values()}
+        for value in (*case.columns.values(), *case.state.values()):
+            if isinstance(value, Tensor) and id(value) not in passed_on:
+                value.zero_()
+        _expect(
+            _same((plan, after), answer),
+            f"its plan or its state holds on to the {what}: it changes when they do",
         )
 
 
-@promise("epoch", "batch")
-def check_order(subject: Subject) -> None:
-    """Checks that a choice depends on values and ids only, not on row order, strides, or the order in which a sort puts ties.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class ByRow(thresher.BigLoss):
-        ...     def plan_batch(self, signals, state, *, step, generator):
-        ...         rows = torch.arange(len(signals["id"]))
-        ...         return super().plan_batch({**signals, "id": rows}, state, step=step, generator=generator)
-        >>> try:
-        ...     check_order(ByRow(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        ByRow: another order of a batch's rows gives other samples, weights or states (equal values)
-    """
-    if isinstance(subject, BatchSubject):
-        _check_rows(subject)
-    elif isinstance(subject, EpochSubject):
-        _check_strides(subject)
-        _check_ties(subject)
+def _stride(case: Case) -> Case:
+    return replace(
+        case,
+        columns={name: torch.stack([one, one], -1)[..., 0] for name, one in case.columns.items()},
+    )
 
 
-def _strided(values: Tensor) -> Tensor:
-    """Returns the same values as every second element of a larger tensor."""
-    wide = torch.zeros(*values.shape, 2, dtype=values.dtype)
-    wide[..., 0] = values
-    return wide[..., 0]
+def _permute(case: Case) -> Case:
+    if "id" not in case.columns:
+        return case
+    order = torch.randperm(case.n, generator=rng.seeded(case.number))
+    return replace(case, columns={name: one[order] for name, one in case.columns.items()})
 
 
-def _check_rows(subject: BatchSubject) -> None:
-    state = subject.steps()[1]
-    for kind in ("tied", "equal", "spoilt"):
-        signals = subject.batch(16, 3, kind)
-        expected = _chosen_samples(subject, signals, state)
-        for seed in range(5):
-            order = torch.randperm(16, generator=rng.seeded(seed))
-            permuted = {name: values[order] for name, values in signals.items()}
-            same = _chosen_samples(subject, permuted, state) == expected
-            subject.expect(
-                same,
-                f"another order of a batch's rows gives other samples, weights or states ({kind} values)",
-            )
-        strided = {name: _strided(values) for name, values in signals.items()}
-        same = _chosen_samples(subject, strided, state) == expected
-        subject.expect(same, "signals that are not contiguous in memory give other samples")
+def _reload(case: Case) -> Case:
+    return replace(case, state=_save_and_load(case.state)) if case.state else case
 
 
-def _chosen_samples(subject: BatchSubject, signals: Mapping[str, Tensor], state: State) -> Any:
-    """Returns the ids of the chosen samples with their weights, in ascending order, and the next state."""
-    plan, after = subject.ask(signals, state, 5)
-    ids = signals["id"][plan.rows].tolist()
-    weights = [1.0] * len(ids) if plan.weights is None else plan.weights.tolist()
-    return sorted(zip(ids, weights, strict=True)), comparable(after)
-
-
-def _check_strides(subject: EpochSubject) -> None:
-    records = subject.seen()
-    strided = {name: _strided(values) for name, values in records.items()}
-    for epoch in range(subject.epochs):
-        same = comparable_plan(subject.ask(records, epoch)) == comparable_plan(
-            subject.ask(strided, epoch)
-        )
-        subject.expect(same, "columns that are not contiguous in memory give another plan")
-
-
-def _check_ties(subject: EpochSubject) -> None:
-    """Permutes samples but keeps the order of tied ones; a plan that draws nothing must keep the same samples as before."""
-    n = 200
-    r = np.random.default_rng(0)
-    grades = r.integers(0, 5, n)
-    permuted = r.permutation(grades)
-    to = np.empty(n, dtype=np.int64)
-    to[np.argsort(grades, kind="stable")] = np.argsort(permuted, kind="stable")
-    tables = []
-    for labels in (grades, permuted):
-        table = subject.table(n)
-        table.write(torch.arange(n), graded_signals(subject.generators, labels))
-        tables.append(table)
-    by_values = "plan" not in {column.merge for column in tables[0].columns.values()}
-    for epoch in range(
-        subject.epochs if by_values and not defines(subject.method, "full_pass") else 0
-    ):
-        here, there = (subject.ask(table, epoch, n=n) for table in tables)
-        draws = comparable_plan(subject.ask(tables[0], epoch, n=n, seed=1)) != comparable_plan(here)
-        same = set(to[here.ids.numpy()].tolist()) == set(there.ids.tolist())
-        subject.expect(
-            draws or same, "breaks ties by something else than (value, id): use a stable order"
-        )
-
-
-class AttachedTraining:
-    """A linear model on a small problem, with a method attached.
-
-    Args:
-        subject: The method.
-        **settings: Other arguments of `thresher.attach`.
-
-    Example:
-        >>> from thresher import UniformSubset
-        >>> from thresher.testing.check import subject_of
-        >>> training = AttachedTraining(subject_of(UniformSubset(keep=0.5), None, epochs=4, samples=16))
-        >>> training.train(stop=(1, 1))
-        >>> [len(ids) for _, ids, *_ in training.log]
-        [8, 8]
-        >>> training.run.detach()
-    """
-
-    EPOCHS = 4
-    BATCH = 8
-
-    def __init__(self, subject: Subject, **settings: Any) -> None:
-        n = subject.samples
-        generator = torch.Generator().manual_seed(5)
-        self.x = torch.randn(n, 6, dtype=torch.float32, generator=generator)
-        self.y = (self.x @ torch.randn(6, 3, dtype=torch.float32, generator=generator)).argmax(1)
-        torch.manual_seed(0)
-        self.net = nn.Linear(6, 3)
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3, momentum=0.5)
-        user_signals = sorted(set(subject.generators) - set(SIGNAL_GENERATORS))
-        method = (
-            [subject.method, FullData()] if subject.method.stage == "before" else subject.method
-        )
-        self.run = attach(
-            method,
-            loader=DataLoader(TensorDataset(self.x, self.y), self.BATCH, shuffle=True),
-            criterion=nn.CrossEntropyLoss(),
-            model=self.net,
-            optimizer=self.optimizer,
-            epochs=self.EPOCHS,
-            signals=(lambda outputs, _: {name: outputs.square().mean(1) for name in user_signals})
-            if user_signals
-            else None,
-            **settings,
-        )
-        self.log: list[Any] = []
-        self.planned: dict[int, EpochPlan] = {}
-
-    def loss(self, net: nn.Module | None = None) -> float:
-        """Returns the mean loss over the samples that were trained on.
-
-        Args:
-            net: Network to evaluate. Default: the trained one.
-        """
-        ids = sorted({i for _, of_batch, *_ in self.log for i in of_batch})
-        with torch.no_grad():
-            return nn.functional.cross_entropy((net or self.net)(self.x[ids]), self.y[ids]).item()
-
-    def train(self, stop: tuple[int, int] | None = None) -> None:
-        """Trains to the end, or until some batches of an epoch are done.
-
-        Args:
-            stop: Number of an epoch, and the number of its batches after which training stops. Default: None.
-        """
-        while self.run.epoch < self.EPOCHS:
-            epoch = self.run.epoch
-            for done, (x, y) in enumerate(self.run.loader, 1):
-                self.optimizer.zero_grad()
-                loss = self.run.criterion(self.run.model(x), y)
-                loss.backward()
-                self.optimizer.step()
-                self.log.append([epoch, self.run.ids.tolist(), loss.item(), self.run.plan.lr_scale])
-                self.planned.setdefault(epoch, self.run.plan)
-                if stop == (epoch, done):
-                    return
-
-    def save(self, subject: Subject) -> Any:
-        """Returns a checkpoint that was written and read again.
-
-        Args:
-            subject: The method, for the error message.
-        """
-        parts = {"net": self.net, "optimizer": self.optimizer, "run": self.run}
-        return save_and_load(subject, {name: part.state_dict() for name, part in parts.items()})
-
-    def load(self, state: Any) -> None:
-        """Restores a checkpoint."""
-        self.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.run.load_state_dict(state["run"])
-
-    def result(self) -> Any:
-        """Returns what a resumed and an uninterrupted run must agree on: weights, states, stored losses, plan, history."""
-        run = self.run
-        states = [self.net.state_dict(), self.optimizer.state_dict()]
-        return comparable([*states, dict(run.records), comparable_plan(run.plan), run.history])
-
-
-def save_and_load(subject: Subject, state: Any) -> Any:
-    """Returns a state after `torch.save` and `torch.load(weights_only=True)`.
-
-    Args:
-        subject: The method, for the error message.
-        state: Tensors and plain values in nested dicts, lists and tuples.
-
-    Raises:
-        ContractError: The state cannot be saved or loaded.
-
-    Example:
-        >>> from thresher import UniformSubset
-        >>> from thresher.testing.check import subject_of
-        >>> save_and_load(subject_of(UniformSubset(keep=0.5), None, epochs=4, samples=16), {"seen": torch.arange(3)})
-        {'seen': tensor([0, 1, 2])}
-    """
+def _save_and_load(state: Any) -> Any:
     buffer = io.BytesIO()
     try:
         torch.save(state, buffer)
@@ -1366,275 +690,216 @@ def save_and_load(subject: Subject, state: Any) -> Any:
         return torch.load(buffer, weights_only=True)
     except Exception as error:
         raise ContractError(
-            f"{subject.name}: its state does not load with weights_only=True ({type(error).__name__}); keep tensors and plain "
-            "values in it"
+            f"its state does not load with weights_only=True ({type(error).__name__}); keep tensors and plain values in it"
         ) from error
 
 
-@promise("epoch", "batch")
-def check_inputs(subject: Subject) -> None:
-    """Checks that a method neither changes its input tensors nor keeps views of them.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class Halves(thresher.BigLoss):
-        ...     def plan_batch(self, signals, state, *, step, generator):
-        ...         signals["loss"].mul_(0.5)
-        ...         return super().plan_batch(signals, state, step=step, generator=generator)
-        >>> try:
-        ...     check_inputs(Halves(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(error)
-        Halves: changes the signals it is given
-    """
-    if isinstance(subject, BatchSubject):
-        _check_batch_inputs(subject)
-    elif isinstance(subject, EpochSubject):
-        _check_epoch_inputs(subject)
+SAME_CHOICE: dict[Callable[[Case], Case], str] = {
+    _permute: "another order of a batch's rows gives other samples, weights or states",
+    _stride: "inputs that are not contiguous in memory give another plan",
+    _reload: "answers differently after its state was saved and loaded",
+}
+"""Changes of the inputs that must not change the choice, each with the sentence for a method that does."""
 
 
-def _check_epoch_inputs(subject: EpochSubject) -> None:
-    for epoch in range(subject.epochs):
-        inputs = {**subject.seen("spoilt"), **subject.full_pass(epoch, subject.samples)}
-        before = comparable(inputs)
-        plan = subject.ask(inputs, epoch)
-        subject.expect(comparable(inputs) == before, "changes the records it is given")
-        content = comparable_plan(plan)
-        for values in inputs.values():
-            values.zero_()
-        subject.expect(
-            comparable_plan(plan) == content,
-            "its plan holds on to the records: it changes when they do",
-        )
+def _chooses_the_same_from_the_same(exam: Exam) -> None:
+    for change, sentence in SAME_CHOICE.items():
+        for kind in ("tied", "equal", "spoilt"):
+            for case, plan, after in exam.series(kind, everyone=True):
+                changed = change(case)
+                if changed is case:
+                    continue
+                same = _same(_choice(changed, *exam.ask(changed)), _choice(case, plan, after))
+                _expect(same, f"{sentence} ({kind} values)")
 
 
-def _check_batch_inputs(subject: BatchSubject) -> None:
-    state = subject.steps()[1]
-    signals = subject.batch(16, 9, "spoilt")
-    before = comparable(signals)
-    remembered = comparable(state)
-    plan, after = subject.ask(signals, state, 5)
-    subject.expect(comparable(signals) == before, "changes the signals it is given")
-    subject.expect(
-        comparable(state) == remembered,
-        "changes the state it is given; the next state is a new dict of new tensors",
-    )
-    answer = comparable_plan(plan), comparable(after)
-    unchanged = {id(value) for name, value in after.items() if value is state.get(name)}
-    for tensor in (
-        *signals.values(),
-        *(v for v in state.values() if isinstance(v, Tensor) and id(v) not in unchanged),
-    ):
-        tensor.zero_()
-    same = (comparable_plan(plan), comparable(after)) == answer
-    subject.expect(same, "its plan or its state holds on to the signals: it changes when they do")
+def _choice(case: Case, plan: Plan, after: State) -> Any:
+    """Returns what does not depend on the order of rows: the chosen samples, their weights, and the next state."""
+    if isinstance(plan, EpochPlan):
+        return plan
+    ids = case.columns["id"][plan.rows].tolist()
+    weights = [1.0] * len(ids) if plan.weights is None else plan.weights.tolist()
+    return sorted(zip(ids, weights, strict=True)), after
 
 
-@promise("epoch", "batch")
-def check_state(subject: Subject) -> None:
-    """Checks that a method makes the same choices after its records and state are saved, and loaded with weights_only=True.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class KeepsObject(thresher.BigLoss):
-        ...     def init_state(self):
-        ...         return {"object": object()}
-        >>> try:
-        ...     check_state(KeepsObject(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(str(error).partition(";")[0])
-        KeepsObject: its state does not load with weights_only=True (UnpicklingError)
-    """
-    if isinstance(subject, EpochSubject):
-        records = subject.seen("spoilt")
-        loaded = subject.table()
-        loaded.load_state_dict(save_and_load(subject, records.state_dict()))
-        for epoch in range(subject.epochs):
-            same = comparable_plan(subject.ask(loaded, epoch)) == comparable_plan(
-                subject.ask(records, epoch)
-            )
-            subject.expect(same, "answers differently after its records were saved and loaded")
-    if isinstance(subject, BatchSubject):
-        answers, _ = subject.steps()
-        state = subject.method.init_state()
-        for step in range(3):
-            _, state = subject.ask(subject.batch(BATCH_SIZES[step], step), state, step)
-        again, _ = subject.steps(state=save_and_load(subject, state), start=3)
-        subject.expect(
-            again == answers[3:], "answers differently after its state was saved and loaded"
-        )
-
-
-@promise("batch")
-def check_waiting(subject: BatchSubject) -> None:
-    """Checks that a method with a known number of rows never waits for the device, with tensors without values as inputs.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import thresher
-        >>> class Waits(thresher.BigLoss):
-        ...     def scores(self, signals):
-        ...         return signals["loss"] / signals["loss"].max().item()
-        >>> try:
-        ...     check_waiting(Waits(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(str(error)[:65])
-        Waits: plan_batch waits for the device: it reads values of a tens
-    """
-    if subject.method.count(16) is None:
+def _breaks_ties_by_id(exam: Exam) -> None:
+    """Permutes samples but keeps the order of tied ones; a plan that draws nothing must keep the same samples as before."""
+    if exam.method.stage != "epoch" or defines(exam.method, "full_pass"):
         return
-    state = subject.method.init_state()
-    for step in range(3):
-        signals = {name: values.to("meta") for name, values in subject.batch(16, step).items()}
-        try:
-            _, state = subject.ask(signals, state, step, check_values=False)
-        except ContractError as error:
-            cause = error.__cause__
-            if cause is None:
-                raise
-            subject.fail(
-                "plan_batch waits for the device: it reads values of a tensor (`.item()`, `.cpu()`, `if tensor`, `nonzero`, a "
-                f"boolean mask as an index), or mixes devices. On tensors without values: {type(cause).__name__}: {cause}"
-            )
+    n = 200
+    r = np.random.default_rng(0)
+    grades = r.integers(0, 5, n)
+    source = np.empty(n, dtype=np.int64)
+    source[np.argsort(r.permutation(grades), kind="stable")] = np.argsort(grades, kind="stable")
+    records = exam.records(n)
+    if "plan" in {column.merge for column in records.columns.values()}:
+        return
+    graded = draw_signals(exam.generators, "smooth", 0, 5)
+    records.write(torch.arange(n), {name: values[grades] for name, values in graded.items()})
+    for epoch in range(exam.epochs):
+        case = Case(n, dict(records), epoch, "graded")
+        permuted = replace(case, columns={name: one[source] for name, one in records.items()})
+        (plan, _), (reseeded, _), (moved, _) = map(
+            exam.ask, (case, replace(case, seed=1), permuted)
+        )
+        _expect(
+            not _same(plan, reseeded)
+            or set(source[_numbers(moved)].tolist()) == set(_numbers(plan).tolist()),
+            "breaks ties by something else than (value, id): use a stable order",
+        )
 
 
-@promise("epoch", "batch")
-def check_device(subject: Subject) -> None:
-    """Checks that a method answers on a GPU as on the CPU; without CUDA it checks nothing.
+def _never_waits_for_the_device(exam: Exam) -> None:
+    if exam.method.stage != "batch" or exam.method.count(16) is None:
+        return
+    try:
+        list(exam.series_on("meta"))
+    except ContractError as error:
+        cause = error.__cause__
+        if cause is None:
+            raise
+        raise ContractError(
+            "plan_batch waits for the device: it reads values of a tensor (`.item()`, `.cpu()`, `if tensor`, `nonzero`, a "
+            f"boolean mask as an index), or mixes devices. On tensors without values: {type(cause).__name__}: {cause}"
+        ) from cause
 
-    Args:
-        subject: Method to check, an instance.
 
-    Example:
-        >>> import thresher
-        >>> check_device(thresher.BigLoss(keep=0.5)) is None
-        True
-    """
+def _chooses_the_same_on_a_gpu(exam: Exam) -> None:
     if not torch.cuda.is_available():
         return
-    if isinstance(subject, EpochSubject):
-        records = subject.seen()
-        for epoch in range(subject.epochs):
-            inputs = {**records, **subject.full_pass(epoch, subject.samples)}
-            there = subject.ask({name: values.cuda() for name, values in inputs.items()}, epoch)
-            same = there.ids.tolist() == subject.ask(inputs, epoch).ids.tolist()
-            subject.expect(same, "plans differently if the records are on a GPU")
-    if isinstance(subject, BatchSubject):
-        states = [subject.method.init_state(), subject.method.init_state()]
-        for step, n in enumerate(BATCH_SIZES):
-            signals = subject.batch(n, step)
-            here, states[0] = subject.ask(signals, states[0], step)
-            there, states[1] = subject.ask(
-                {name: values.cuda() for name, values in signals.items()}, states[1], step
-            )
-            subject.expect(
-                there.rows.tolist() == here.rows.tolist(),
-                "chooses differently if the signals are on a GPU",
-            )
-
-
-@promise("before", "epoch", "batch")
-def check_training(subject: Subject) -> None:
-    """Checks that a model learns with a method, and that training continues unchanged from a state saved within an epoch.
-
-    Args:
-        subject: Method to check, an instance.
-
-    Example:
-        >>> import dataclasses
-        >>> import thresher
-        >>> class Diverges(thresher.UniformSubset):
-        ...     requires = thresher.Requirements(optimizer=True)
-        ...     def plan_epoch(self, records, *, epoch, epochs, generator):
-        ...         plan = super().plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
-        ...         return dataclasses.replace(plan, lr_scale=1e6)
-        >>> try:
-        ...     check_training(Diverges(keep=0.5))
-        ... except AssertionError as error:
-        ...     print(str(error)[:42])
-        Diverges: training does not lower the loss
-    """
-    passes: list[dict[str, Any]] = [{}]
-    if isinstance(subject, BatchSubject) and requirements_of(subject.method).signals:
-        passes = [{"forward_passes": "once"}, {"forward_passes": "twice"}]
-        # The forward pass of the loop does not give the feature.
-        if "feature" in requirements_of(subject.method).signals:
-            passes = [
-                {
-                    "forward_passes": Scoring(
-                        validation=lambda: (torch.eye(6, dtype=torch.float32), torch.arange(6) % 3)
-                    )
-                }
-            ]
-    for settings in passes:
-        whole = _check_learning(subject, settings)
-        _check_resuming(subject, settings, whole)
-
-
-def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTraining:
-    """Trains once, checks that it uses the planned samples and lowers the loss, and returns the finished training."""
-    with subject.asked("a training with it attached"):
-        whole = AttachedTraining(subject, **settings)
-        start = copy.deepcopy(whole.net)
-        whole.train()
-    for epoch, plan in whole.planned.items() if not isinstance(subject, BatchSubject) else ():
-        seen = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1])
-        ids = plan.ids.tolist()
-        subject.expect(
-            seen == sorted(ids), f"epoch {epoch} trains on other samples than its plan has"
+    for here, there in exam.series_on("cuda"):
+        _expect(
+            _numbers(here).tolist() == _numbers(there).tolist(),
+            "chooses differently if its inputs are on a GPU",
         )
-    before = whole.loss(start)
-    after = whole.loss()
-    subject.expect(
-        after < before, f"training does not lower the loss: {before:.3f} before, {after:.3f} after"
-    )
-    return whole
 
 
-def _check_resuming(subject: Subject, settings: dict[str, Any], whole: AttachedTraining) -> None:
-    """Compares a run that is interrupted, saved and resumed with an uninterrupted run; detaches both."""
-    with subject.asked("saving and resuming its training"):
-        first = AttachedTraining(subject, **settings)
-        steps = [entry[0] for entry in whole.log].count(2)
-        first.train(stop=(2, max(1, steps // 2)))
-        checkpoint = first.save(subject)
-        second = AttachedTraining(subject, **settings)
-        torch.manual_seed(99)
-        second.load(checkpoint)
-        second.train()
-    same = [*first.log, *second.log] == whole.log and second.result() == whole.result()
-    subject.expect(
-        same, "a run that is resumed in the middle of an epoch differs from an uninterrupted run"
-    )
-    for training in (whole, first, second):
-        training.run.detach()
+class _Training:
+    """A linear model on a small problem, with the method attached."""
+
+    EPOCHS = 4
+
+    def __init__(self, exam: Exam, forward_passes: Any) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(exam.samples, 6, dtype=torch.float32, generator=generator)
+        self.y = (self.x @ torch.randn(6, 3, dtype=torch.float32, generator=generator)).argmax(1)
+        torch.manual_seed(0)
+        self.model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.5)
+        own = set(exam.generators) - set(SIGNAL_GENERATORS)
+        if forward_passes == "validation":
+            forward_passes = Scoring(validation=lambda: (self.x[:6], self.y[:6]))
+        self.run = attach(
+            [exam.method, FullData()] if exam.method.stage == "before" else exam.method,
+            loader=DataLoader(TensorDataset(self.x, self.y), 8, shuffle=True),
+            criterion=nn.CrossEntropyLoss(),
+            model=self.model,
+            optimizer=optimizer,
+            epochs=self.EPOCHS,
+            signals=(lambda outputs, _: {name: outputs.square().mean(1) for name in own})
+            if own
+            else None,
+            forward_passes=forward_passes,
+        )
+        self.parts = {"model": self.model, "optimizer": optimizer, "run": self.run}
+        self.log: list[tuple[int, list[int], float, float]] = []
+        self.steps = train_steps(self.run, optimizer, self.EPOCHS)
+
+    def train(self, steps: int | None = None) -> None:
+        for loss in itertools.islice(self.steps, steps):
+            run = self.run
+            self.log.append((run.epoch, run.ids.tolist(), loss.item(), run.plan.lr_scale))
+
+    def loss(self, model: nn.Module) -> float:
+        """Returns the mean loss over the samples that were trained on."""
+        ids = sorted({i for _, of_batch, *_ in self.log for i in of_batch})
+        with torch.no_grad():
+            return nn.functional.cross_entropy(model(self.x[ids]), self.y[ids]).item()
+
+    def state(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def result(self) -> Any:
+        """Returns what a resumed and an uninterrupted run must agree on."""
+        run = self.run
+        return self.state()["model"], self.log, dict(run.records), run.plan, run.history
 
 
-CHECKS: tuple[Check, ...] = (
-    check_value,
-    check_interface,
-    check_bytes,
-    check_random_states,
-    check_determinism,
-    check_plans,
-    check_kept,
-    check_not_finite,
-    check_inputs,
-    check_order,
-    check_state,
-    check_waiting,
-    check_device,
-    check_training,
+def _lowers_the_loss_and_resumes(exam: Exam) -> None:
+    signals = requirements_of(exam.method).signals if exam.method.stage == "batch" else ()
+    ways = ("once", "twice") if signals else ("auto",)
+    # The forward pass of the loop does not give the feature.
+    for way in ("validation",) if "feature" in signals else ways:
+        with _asked("a training with it attached"):
+            whole = _Training(exam, way)
+            start = copy.deepcopy(whole.model)
+            whole.train()
+        before = whole.loss(start)
+        after = whole.loss(whole.model)
+        _expect(
+            after < before,
+            f"training does not lower the loss: {before:.3f} before, {after:.3f} after",
+        )
+        with _asked("saving and resuming its training"):
+            first = _Training(exam, way)
+            epochs = [epoch for epoch, *_ in whole.log]
+            first.train(epochs.index(2) + max(1, epochs.count(2) // 2))
+            checkpoint = _save_and_load(first.state())
+            resumed = _Training(exam, way)
+            torch.manual_seed(99)
+            for name, part in resumed.parts.items():
+                part.load_state_dict(checkpoint[name])
+            resumed.log = first.log
+            resumed.train()
+        _expect(
+            _same(whole.result(), resumed.result()),
+            "a run that is resumed in the middle of an epoch differs from an uninterrupted run",
+        )
+        for training in (whole, first, resumed):
+            training.run.detach()
+
+
+INVARIANTS: tuple[Callable[[Exam], None], ...] = (
+    _is_frozen,
+    _owns_only_settings,
+    _survives_copies,
+    _shows_its_settings,
+    _has_card,
+    _takes_arguments_by_name,
+    _decides_whether_it_is_active,
+    _stores_what_its_card_says,
+    _depends_on_its_inputs_alone,
+    _plans_for_every_input,
+    _keeps_what_is_not_finite,
+    _leaves_inputs_alone,
+    _chooses_the_same_from_the_same,
+    _breaks_ties_by_id,
+    _never_waits_for_the_device,
+    _chooses_the_same_on_a_gpu,
+    _lowers_the_loss_and_resumes,
 )
-"""Every check, in the order in which they run."""
+"""Every invariant, in the order in which they are checked."""
+
+
+def _check_stage(method: Any) -> None:
+    if isinstance(method, type):
+        raise ContractError(
+            f"{method.__name__}: is a class; check an instance, {method.__name__}()"
+        )
+    name = type(method).__name__
+    stage = getattr(method, "stage", None)
+    if stage not in STAGES:
+        raise ContractError(
+            f"{name}: has stage = {stage!r}; it must be one of {', '.join(map(repr, STAGES))}"
+        )
+    members = {*dir(STAGES[stage]), *STAGES[stage].__annotations__}
+    missing = sorted(one for one in members if one[0] != "_" and not hasattr(method, one))
+    if missing:
+        raise ContractError(f"{name}: has stage = {stage!r} but lacks {', '.join(missing)}")
+    try:
+        check_declaration(method)
+    except TypeError as error:
+        raise ContractError(str(error)) from error
 
 
 def check_method(
@@ -1670,7 +935,13 @@ def check_method(
         ...     print(str(error).split(". ")[0])
         Misspelt.actve is neither a setting nor part of the interface of methods; the nearest name is 'active'
     """
-    subject = subject_of(method, signals, epochs, samples)
-    for check in CHECKS:
-        if method.stage in check.stage_names:
-            check(subject.method, signals=signals, epochs=epochs, samples=samples)
+    _check_stage(method)
+    exam = Exam(method, epochs, samples, signals or {})
+    _ = exam.generators  # reports an unknown signal first
+    with rng.undisturbed(CPU), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for invariant in INVARIANTS:
+            try:
+                invariant(exam)
+            except ContractError as error:
+                raise ContractError(f"{type(method).__name__}: {error}") from error.__cause__

@@ -12,7 +12,8 @@
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -293,6 +294,34 @@ def planted(name: str, seed: int) -> Toy:
     return Toy(name, seed, **PLANTED[name](np.random.default_rng([seed, *name.encode()])))
 
 
+def train_steps(run: Any, optimizer: torch.optim.Optimizer, epochs: int) -> Iterator[Tensor]:
+    """Trains to the end of an epoch, and yields the loss of each step.
+
+    Args:
+        run: Run whose loader, model and criterion are used.
+        optimizer: Optimizer.
+        epochs: Number of epochs after which training ends.
+
+    Example:
+        >>> from thresher import attach
+        >>> toy = planted("noisy", seed=0)
+        >>> model = toy.model()
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=toy.lr)
+        >>> parts = {"loader": toy.loader(), "criterion": toy.criterion, "model": model, "optimizer": optimizer}
+        >>> run = attach(UniformSubset(keep=0.5), epochs=2, **parts)
+        >>> len(list(train_steps(run, optimizer, epochs=2)))
+        8
+        >>> run.detach()
+    """
+    while run.epoch < epochs:
+        for x, y in run.loader:
+            optimizer.zero_grad()
+            loss = run.criterion(run.model(x), y)
+            loss.backward()
+            optimizer.step()
+            yield loss.detach()
+
+
 def train_model(
     method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any
 ) -> tuple[nn.Module, float]:
@@ -327,11 +356,7 @@ def train_model(
             "seed": toy.seed,
         }
         run = attach(method, model=model, optimizer=optimizer, epochs=epochs, **common, **settings)
-        for _ in range(epochs):
-            for x, y in run.loader:
-                optimizer.zero_grad()
-                run.criterion(run.model(x), y).backward()
-                optimizer.step()
+        deque(train_steps(run, optimizer, epochs), maxlen=0)
         cost = run.cost.ratio() * epochs / toy.epochs
         run.detach()
     return model, cost
