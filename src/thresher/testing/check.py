@@ -64,16 +64,13 @@ def _errors(r: np.random.Generator, n: int) -> NDArray[Any]:
 
 
 SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
-    "loss": lambda r, n: r.gamma(1.0, 1.0, n),
-    "grad_norm": lambda r, n: r.gamma(1.0, 0.5, n),
-    "alignment": lambda r, n: r.normal(size=n),
-    "el2n": lambda r, n: r.uniform(0, math.sqrt(2), n),
-    "entropy": lambda r, n: r.gamma(1.0, 0.5, n),
-    "uncertainty": lambda r, n: r.random(n),
-    "margin": lambda r, n: r.uniform(-1, 1, n),
-    "confidence": lambda r, n: r.random(n),
-    "batch_confidence": lambda r, n: r.random(n),
-    "batch_loss": lambda r, n: r.gamma(4.0, 0.25, n),
+    **dict.fromkeys(
+        ("loss", "grad_norm", "entropy", "batch_loss"), lambda r, n: r.gamma(1.0, 1.0, n)
+    ),
+    **dict.fromkeys(
+        ("confidence", "batch_confidence", "uncertainty", "el2n"), lambda r, n: r.random(n)
+    ),
+    **dict.fromkeys(("margin", "alignment"), lambda r, n: r.uniform(-1, 1, n)),
     "label": lambda r, n: r.integers(0, 4, n),
     "correct": lambda r, n: r.random(n) < 0.8,
     "feature": lambda r, n: r.normal(size=(n, 5)),
@@ -264,13 +261,13 @@ class Exam:
             {name: SIGNAL_GENERATORS[name] for name in names}, kind, seed + epoch, n
         )
 
-    def drawn(self, case: Case) -> dict[str, Tensor]:
-        """Returns the columns of a case that depend on drawn values, rather than on plans, epochs and ids."""
+    def drawn(self, case: Case) -> set[str]:
+        """Returns the names of the columns of a case with drawn values, rather than ids, epochs and values of plans."""
         columns = self.method.columns() if self.method.stage == "epoch" else {}
         others = {
             name for name, one in columns.items() if one.merge == "plan" or one.signal == EPOCH
         }
-        return {name: one for name, one in case.columns.items() if name not in {"id", *others}}
+        return set(case.columns) - others - {"id"}
 
     def batch(self, n: int, step: int, kind: str = "tied", seed: int = 0) -> dict[str, Tensor]:
         """Draws the signals of a batch of n samples, with their ids in random order."""
@@ -617,30 +614,31 @@ def _plans_for_every_input(exam: Exam) -> None:
 
 
 def _keeps_what_is_not_finite(exam: Exam) -> None:
-    method = exam.method
     # A method with a budget keeps the same number of samples, however many have no finite value.
-    if requirements_of(method).smaller_batches:
+    if requirements_of(exam.method).smaller_batches:
         return
     series = zip(exam.series(everyone=True), exam.series(seed=100, everyone=True), strict=True)
     for (case, plan, _), (other, *_) in series:
-        drawn = exam.drawn(case)
-        values = {name: other.columns[name] for name in drawn}
-        floats = [name for name, one in drawn.items() if one.is_floating_point()]
-        if _same(plan, exam.ask(replace(case, columns={**case.columns, **values}))[0]):
-            continue
-        for value, first in itertools.product(
-            (math.nan, math.inf, -math.inf), (case.n - case.n // 5, 0)
-        ):
-            spoilt = {name: one.clone() for name, one in case.columns.items()}
-            for name in floats:
-                spoilt[name][first:] = value
-            chosen, _ = exam.ask(replace(case, columns=spoilt))
-            kept = int((_numbers(chosen).unique() >= first).sum())
-            budget = method.count(case.n) if method.stage == "batch" else case.n
-            _expect(
-                not floats or kept == min(case.n - first, budget or case.n),
-                f"leaves out samples whose signals are {value}; samples without a finite score are kept before all others",
-            )
+        values = {name: other.columns[name] for name in exam.drawn(case)}
+        other_plan, _ = exam.ask(replace(case, columns={**case.columns, **values}))
+        firsts = () if _same(plan, other_plan) else (case.n - case.n // 5, 0)
+        for first, value in itertools.product(firsts, (math.nan, math.inf, -math.inf)):
+            _keeps_spoilt(exam, case, first, value)
+
+
+def _keeps_spoilt(exam: Exam, case: Case, first: int, value: float) -> None:
+    """Sets the values of all samples from the first one on, and checks that these samples are kept."""
+    columns = {name: one.clone() for name, one in case.columns.items()}
+    floats = [name for name in exam.drawn(case) if columns[name].is_floating_point()]
+    for name in floats:
+        columns[name][first:] = value
+    plan, _ = exam.ask(replace(case, columns=columns))
+    kept = int((_numbers(plan).unique() >= first).sum())
+    budget = exam.method.count(case.n) if exam.method.stage == "batch" else None
+    _expect(
+        not floats or kept == min(case.n - first, budget or case.n),
+        f"leaves out samples whose signals are {value}; samples without a finite score are kept before all others",
+    )
 
 
 def _leaves_inputs_alone(exam: Exam) -> None:
@@ -816,13 +814,10 @@ class _Training:
         with torch.no_grad():
             return nn.functional.cross_entropy(model(self.x[ids]), self.y[ids]).item()
 
-    def state(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
     def result(self) -> Any:
         """Returns what a resumed and an uninterrupted run must agree on."""
         run = self.run
-        return self.state()["model"], self.log, dict(run.records), run.plan, run.history
+        return dict(self.model.state_dict()), self.log, dict(run.records), run.plan, run.history
 
 
 def _lowers_the_loss_and_resumes(exam: Exam) -> None:
@@ -844,7 +839,8 @@ def _lowers_the_loss_and_resumes(exam: Exam) -> None:
             first = _Training(exam, way)
             epochs = [epoch for epoch, *_ in whole.log]
             first.train(epochs.index(2) + max(1, epochs.count(2) // 2))
-            checkpoint = _save_and_load(first.state())
+            state = {name: part.state_dict() for name, part in first.parts.items()}
+            checkpoint = _save_and_load(state)
             resumed = _Training(exam, way)
             torch.manual_seed(99)
             for name, part in resumed.parts.items():

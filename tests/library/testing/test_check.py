@@ -292,12 +292,17 @@ class RemembersQuestions(Hides):
         return np.roll(hidden, len(SMOOTH_QUESTIONS)) & np.isfinite(loss)
 
 
+FIRST_ASKED: list[Any] = []
+
+
 @dataclass(frozen=True)
 class AnswersByIdentity(Hides):
     """A copy answers differently."""
 
     def hidden(self, loss: Any, generator: torch.Generator) -> Any:
-        return np.roll(super().hidden(loss, generator), id(self) // 16 % 47) & np.isfinite(loss)
+        FIRST_ASKED[:] = FIRST_ASKED or [self]
+        is_copy = self is not FIRST_ASKED[0]
+        return np.roll(super().hidden(loss, generator), int(is_copy)) & np.isfinite(loss)
 
 
 @dataclass(frozen=True)
