@@ -172,6 +172,7 @@ def audit(
     world: int | Sequence[int] | None = None,
     resume: bool = True,
     begin_epoch: BeginEpoch | None = None,
+    announce: Callable[[str], object] | None = None,
 ) -> Audit:
     """Checks which samples a loader yields, without training and without reading a sample.
 
@@ -188,6 +189,7 @@ def audit(
             samples.
         resume: Whether to save and load the state of the loader, or of its sampler from `thresher.samplers`. Default: True.
         begin_epoch: Function `(loader, epoch)` that your training calls before each epoch. Default: none.
+        announce: Function that is called with a line about each part that begins. Default: none.
 
     Returns:
         The problems, which are empty for a loader that is right, and notes. Printed, it has a line for each.
@@ -206,6 +208,7 @@ def audit(
     if epochs < 2:
         raise ValueError(f"audit: `epochs` must be 2 or more, got {epochs}")
     found = Audit()
+    announce = announce or str
     is_made = callable(loader) and not isinstance(loader, DataLoader)
     made: Callable[[], Any] = loader if is_made else lambda: loader  # pyright: ignore[reportAssignmentType]
     sizes = (1, 2) if world is None else world
@@ -213,15 +216,19 @@ def audit(
         sizes = [sizes]
     if 1 in sizes or not is_made:
         with rng.undisturbed(torch.device("cpu"), []), _process_group(made):
+            announce(f"reading the ids of {epochs} epochs")
             reader = _Reader(made, begin_epoch)
             alone = reader.epochs(epochs)
             _check_alone(found, reader.loader, alone)
             if is_made:
+                announce("reading again with another random state and with workers")
                 _check_states(found, made, begin_epoch, alone)
                 if resume:
+                    announce("resuming in the middle and at the ends of an epoch")
                     _check_resume(found, made, begin_epoch)
     for size in sizes:
         if size > 1 and is_made:
+            announce(f"reading {epochs} epochs in {size} processes")
             ranks = _read_processes(found, made, begin_epoch, epochs, size)
             _check_processes(found, ranks, must_divide=world is not None)
     return found

@@ -406,7 +406,7 @@ def test_an_epoch_too_many_is_said_once():
     for batch in run.loader:
         step(run, optimizer, batch)
     with pytest.warns(
-        UserWarning, match=r"Epoch 2 begins, but attach was given epochs=1.*given once"
+        UserWarning, match=r"Epoch 2 begins, but the run was created with epochs=1.*given once"
     ) as found:
         for batch in (*run.loader, *run.loader):
             step(run, optimizer, batch)

@@ -1,5 +1,6 @@
 """What a run observes of each sample, against a plain transcription, and the table that is made of it."""
 
+import re
 import sys
 import types
 import warnings
@@ -446,6 +447,45 @@ def test_it_says_when_not_to_rely_on_it():
     assert caution([3, 3, 0, 0], [1, 1, 0, 0], **predicted) == ""  # the loader leaves two out
     run, _ = trained(epochs=2)
     assert few in repr(run.data_map())
+
+
+def test_no_message_speaks_of_what_observe_hides():
+    """Of a run of `observe`: not of the method, the function `attach`, or learning rates."""
+    data, net, optimizer = parts()
+    loader = DataLoader(data, B)
+    settings = {
+        "criterion": nn.CrossEntropyLoss(),
+        "model": net,
+        "optimizer": optimizer,
+        "epochs": 1,
+    }
+    run = thresher.observe(loader=loader, **settings)
+    texts = []
+    with pytest.raises(ValueError, match="still belongs to another run") as error:
+        thresher.observe(loader=loader, **settings)
+    texts.append(str(error.value))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for x, y in run.loader:
+                run.criterion(run.model(x), y).backward()
+        run.detach()
+        silent = thresher.observe(loader=loader, **settings)
+        for _ in silent.loader:
+            optimizer.step()
+        silent.detach()
+    texts += [str(one.message) for one in caught] + [repr(run), run.summary()]
+    with pytest.raises(ValueError, match="without a model; pass model=model") as error:
+        _ = thresher.observe(loader=loader, criterion=nn.CrossEntropyLoss(), epochs=1).model
+    texts.append(str(error.value))
+    assert len(caught) == 3
+    assert any("thresher.observe: run.criterion or run.reduce got no loss" in one for one in texts)
+    assert (
+        "Run(thresher.observe, epoch" in repr(run)
+        and "method         thresher.observe" in run.summary()
+    )
+    for text in texts:
+        assert not re.search("FullData|attach|learning rate", text), text
 
 
 @pytest.mark.parametrize(

@@ -290,6 +290,10 @@ def way_around(method: Any, *needs: str) -> str:
     return f", or use {type(method).__name__}({', '.join(settings)})" if settings else ""
 
 
+OBSERVE = "thresher.observe"
+"""What `share_given` returns for the method of `thresher.observe`."""
+
+
 def share_given(method: Any) -> float | str | None:
     """Returns the share that the user passed in place of a method, or None.
 
@@ -315,7 +319,7 @@ def mark_as_given(method: Any, given: float | str | None) -> Any:
 
 
 def title_given(method: Any) -> str:
-    """Returns the name of a method for messages, or the call of `attach` if the user passed a share in its place.
+    """Returns the name of a method for messages, or what the user wrote in its place: a share, or a call of `observe`.
 
     Example:
         >>> from thresher import Winnow
@@ -323,7 +327,9 @@ def title_given(method: Any) -> str:
         ('Winnow', "attach('50%')")
     """
     given = share_given(method)
-    return type(method).__name__ if given is None else f"attach({given!r})"
+    if given is None:
+        return type(method).__name__
+    return OBSERVE if given == OBSERVE else f"attach({given!r})"
 
 
 def check_declaration(method: Any) -> None:
@@ -401,6 +407,8 @@ def as_written(method: Any) -> str:
         >>> as_written(Winnow(0.5, score="loss"))
         "Winnow(share=0.5, score='loss')"
     """
+    if share_given(method) == OBSERVE:
+        return OBSERVE
     if not is_dataclass(method):
         return repr(method)
     settings = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]

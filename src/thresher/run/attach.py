@@ -27,6 +27,7 @@ from thresher.losses.base import SignalReader, Signals
 from thresher.methods import registry
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import (
+    OBSERVE,
     EpochMethod,
     Method,
     calls_model,
@@ -576,7 +577,7 @@ def check_options(options: Mapping[str, Any]) -> Options:
     for name in options:
         if name not in Options.__annotations__:
             raise TypeError(
-                f"attach has no argument {name!r}; its options are {', '.join(Options.__annotations__)}"
+                f"attach and observe have no argument {name!r}; their options are {', '.join(Options.__annotations__)}"
             )
     return cast(Options, options)
 
@@ -649,7 +650,7 @@ def observe(
         (3, [1, 1, 1, 1, 1, 1, 1, 1])
     """
     return attach(
-        FullData(),
+        mark_as_given(FullData(), OBSERVE),
         loader=loader,
         criterion=criterion,
         model=model,

@@ -378,9 +378,9 @@ class StepChecks(UnseenSteps):
             )
             self._warn(
                 "steps",
-                f"In epoch {epoch}, {backward} samples had a loss, but the attached {self._optimizer} made no step.{unscaled} "
-                "Give attach the optimizer whose step() the loop calls; after a change of the optimizer call run.detach() and "
-                "attach again.",
+                f"In epoch {epoch}, {backward} samples had a loss, but the {self._optimizer} of the run made no step.{unscaled} "
+                "Pass the optimizer whose step() the loop calls; after a change of the optimizer call run.detach() and create "
+                "another run.",
             )
         elif scale != 1 and self._updated_elsewhere():
             self._warn(

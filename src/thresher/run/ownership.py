@@ -30,13 +30,13 @@ def check_free(argument: str, kind: str, things: Iterable[Any]) -> None:
     gc.collect()  # a run that nobody holds any more may be waiting for it
     if any(_owner(thing) is not None for thing in things):
         why = (
-            "its learning rate would be scaled twice"
+            "two runs would act on its steps"
             if argument == "optimizer"
             else "two runs would take samples from it"
         )
         raise ValueError(
-            f"`{argument}`: this {kind} is still attached to another run, and {why}. Call run.detach() on that run before you "
-            f"attach again, or create a new {kind}."
+            f"`{argument}`: this {kind} still belongs to another run, and {why}. Call run.detach() on that run before you "
+            f"create another one, or create a new {kind}."
         )
 
 

@@ -14,7 +14,7 @@ from thresher.audit import Audit, audit_counts, may_repeat
 from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
-from thresher.methods.contract import as_written, defines
+from thresher.methods.contract import OBSERVE, as_written, defines, share_given
 from thresher.methods.full import FullData
 from thresher.observation import DataMap, map_of
 from thresher.plans import EpochPlan
@@ -234,7 +234,7 @@ class Run(Uncopied):
     def model(self) -> TrackedModel:
         """Module to call in the loop instead of the model; it remembers which samples the outputs belong to."""
         if self._parts.model is None:
-            raise ValueError("run.model: attach was not given a model; pass attach(model=model)")
+            raise ValueError("run.model: the run was created without a model; pass model=model")
         return self._parts.model
 
     def reduce(
@@ -690,4 +690,5 @@ class Run(Uncopied):
         self.loader.close()
 
     def __repr__(self) -> str:
-        return f"Run({self.method!r}, epoch {self.epoch} of {self.epochs}, {self.loader.n} samples)"
+        shown = OBSERVE if share_given(self.method) == OBSERVE else repr(self.method)
+        return f"Run({shown}, epoch {self.epoch} of {self.epochs}, {self.loader.n} samples)"

@@ -131,8 +131,8 @@ class Timeline:
         self.comparison.begin_epoch(self._use_of_own_losses(plan), trial=self.selection.gives_up)
         if position.epoch >= parts.given.epochs and torch.is_grad_enabled():
             self._warn_once(
-                f"Epoch {position.epoch + 1} begins, but attach was given epochs={parts.given.epochs}, on which schedules of "
-                "methods are based. Pass the number of all epochs to attach. This warning is given once.",
+                f"Epoch {position.epoch + 1} begins, but the run was created with epochs={parts.given.epochs}, on which "
+                "schedules of methods are based. Pass the number of all epochs. This warning is given once.",
                 "length",
             )
         parts.records.epoch = position.epoch

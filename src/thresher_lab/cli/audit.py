@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thresher_lab.cli._console import JsonOption
+from thresher_lab.cli._console import JsonOption, QuietOption, announcer
 
 MOST_LINES = 15
 """Largest number of lines on the screen."""
@@ -30,8 +30,11 @@ def audit(
         typer.Option(help="Numbers of processes, such as 1,2; several must divide the samples."),
     ] = None,
     json: JsonOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Check that a loader yields every sample once an epoch, in a new order, in one process; read none of them."""
+    announce = announcer("audit", quiet=quiet)
+    announce("loading torch, for some seconds")
     from thresher.testing import audit as audit_loader
     from thresher_lab.cli._console import open_console, write_result
 
@@ -47,7 +50,7 @@ def audit(
     sys.path.insert(0, str(file.parent))
     make = partial(make_loader, file.stem, function)
     sizes = None if world is None else [int(size) for size in world.split(",")]
-    found = audit_loader(make, epochs=epochs, world=sizes)
+    found = audit_loader(make, epochs=epochs, world=sizes, announce=announce)
     if json is None:
         lines = str(found).splitlines()
         console = open_console()

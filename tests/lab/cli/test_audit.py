@@ -46,6 +46,19 @@ def test_a_loader_that_is_right(script, function):
     assert "40 samples; 5 batches and 40 rows an epoch" in found.output
 
 
+def test_its_parts_are_announced(script):
+    found = called(f"{script}:shuffled", "--world", "1,2", "--epochs", "2")
+    lines = [line for line in found.stderr.splitlines() if line.startswith("audit: ")]
+    assert [line.split()[1] for line in lines] == [
+        "loading",
+        *["reading"] * 2,
+        "resuming",
+        "reading",
+    ]
+    assert lines[-1] == "audit: reading 2 epochs in 2 processes" and "audit:" not in found.stdout
+    assert not called(f"{script}:shuffled", "--world", "1", "--quiet").stderr
+
+
 def test_a_problem_is_an_exit_code(script, tmp_path):
     found = called(f"{script}:build", "--world", "1", "--json", tmp_path / "found.json")
     assert found.exit_code == 1

@@ -18,7 +18,7 @@ from thresher.records import NEVER_SEEN
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*got no loss in an epoch:UserWarning",
-    "ignore:.*the attached SGD made no step:UserWarning",
+    "ignore:.*the SGD of the run made no step:UserWarning",
 )
 N, B = 22, 4
 

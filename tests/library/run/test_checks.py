@@ -98,7 +98,7 @@ REFUSED = [
     (
         {"observes": True},
         TypeError,
-        "attach has no argument 'observes'; its options are on_nonfinite, observe, coll",
+        "attach and observe have no argument 'observes'; their options are on_nonfinite, observe, coll",
     ),
     (
         {"forward_passes": Scoring()},

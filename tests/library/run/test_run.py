@@ -102,7 +102,7 @@ def test_plans_that_need_what_was_not_given():
     run, *_ = make(Fixed((hiding([1]),)), optimizer=None, model=None)
     with pytest.raises(ValueError, match="makes extra forward passes: pass attach"):
         _ = run.plan
-    with pytest.raises(ValueError, match="attach was not given a model"):
+    with pytest.raises(ValueError, match="the run was created without a model"):
         _ = run.model
 
 
@@ -615,7 +615,7 @@ def test_between_epochs_and_after_the_last():
     train(run, optimizer, 1)
     assert run.epoch == 1
     assert not torch.equal(run.plan.ids, first.ids)
-    with pytest.warns(UserWarning, match=r"Epoch 3 begins, but attach was given epochs=2"):
+    with pytest.warns(UserWarning, match=r"Epoch 3 begins, but the run was created with epochs=2"):
         train(run, optimizer, 2)
     assert run.progress == 1.0
     assert run.epoch == 3

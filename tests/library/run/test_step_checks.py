@@ -95,7 +95,7 @@ def test_a_second_attach_to_the_same_optimizer_is_refused():
     hook_count = len(optimizer._optimizer_step_pre_hooks)
     with pytest.raises(
         ValueError,
-        match=r"`optimizer`: this SGD is still attached to another run.*scaled twice.*run\.detach\(\)",
+        match=r"`optimizer`: this SGD still belongs to another run.*two runs would act on its steps.*run\.detach\(\)",
     ):
         attach(optimizer, net)
     assert len(optimizer._optimizer_step_pre_hooks) == hook_count == 1
@@ -108,7 +108,7 @@ def test_a_second_attach_to_the_same_loader_is_refused():
     first = attach(None, net, thresher.FullData(), loader=loader)
     with pytest.raises(
         ValueError,
-        match=r"`loader`: this DataLoader is still attached to another run.*run\.detach\(\)",
+        match=r"`loader`: this DataLoader still belongs to another run.*run\.detach\(\)",
     ):
         attach(None, net, thresher.FullData(), loader=loader)
     first.detach()
@@ -122,7 +122,7 @@ def test_the_optimizer_inside_another_is_taken_too(held):
     pair = [sam, sam.base_optimizer]
     first, second = pair if held == "outside" else pair[::-1]
     run = attach(first, net)
-    with pytest.raises(ValueError, match="still attached to another run"):
+    with pytest.raises(ValueError, match="still belongs to another run"):
         attach(second, net)
     run.detach()
     assert "step" not in vars(sam) and "step" not in vars(sam.base_optimizer)
@@ -153,7 +153,7 @@ def test_a_run_lives_as_long_as_its_loader():
     net = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     batches = attach(optimizer, net).loader
-    with pytest.raises(ValueError, match="still attached to another run"):
+    with pytest.raises(ValueError, match="still belongs to another run"):
         attach(optimizer, net)
     assert len(batches) == N // B
 
@@ -259,7 +259,7 @@ def test_losses_without_a_step_warn_once():
     attached, used = (torch.optim.SGD(net.parameters(), 0.1) for _ in range(2))
     run = attach(attached, net, thresher.FullData(), epochs=3)
     with pytest.warns(
-        UserWarning, match=r"In epoch 0, 40 samples had a loss, but the attached SGD made no step"
+        UserWarning, match=r"In epoch 0, 40 samples had a loss, but the SGD of the run made no step"
     ) as seen:
         train(run, net, step=lambda *_: used.step(), epochs=3)
         run.detach()
