@@ -19,6 +19,7 @@ from thresher import transformers as transformers
 from thresher import trl as trl
 from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
+from thresher.frozen import cached as cached
 from thresher.loading.samplers import ShardedSampler as ShardedSampler
 from thresher.loading.settings import loader_settings as loader_settings
 from thresher.loading.smaller_batches import SmallerBatchesError as SmallerBatchesError

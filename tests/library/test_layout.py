@@ -37,7 +37,7 @@ FLOORS = (
     ("attribution",),
     ("subset",),
     ("loading",),
-    ("samplers",),
+    ("samplers", "frozen"),
     ("distributed",),
     (
         "plans",

@@ -403,6 +403,15 @@ class Attributor:
         self._accumulator.ids_repeat = ids_repeat
         self._first_of_epoch = self._yielded
 
+    def pass_on(self, inputs: Any, outputs: Any) -> None:
+        """Remembers that tensors which the loop computed, outside of the model, belong to the samples of others.
+
+        Args:
+            inputs: Tensors with known samples, in any nesting.
+            outputs: Tensors computed from them, row by row.
+        """
+        self._tracker.remember_outputs(outputs, self._tracker.look_inputs(inputs))
+
     def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
         """Remembers the tensors of a batch that the loader is about to yield.
 

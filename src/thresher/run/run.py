@@ -1,17 +1,19 @@
 """`Run`: a method attached to one training loop, as the loop sees it. Its parts do the work."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from thresher.attribution.tracked_model import TrackedModel
 from thresher.audit import Audit, audit_counts, may_repeat
 from thresher.cost import Cost
+from thresher.frozen import Cached
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
 from thresher.methods.contract import OBSERVE, as_written, defines, share_given
@@ -41,6 +43,7 @@ def facts(
     why_plain: str = "",
     *,
     nothing_saved: str = "",
+    cached: Sequence[str] = (),
     scored: bool = False,
     on_device: bool = False,
 ) -> Facts:
@@ -55,6 +58,7 @@ def facts(
         cost: Cost of the run by now.
         why_plain: Why the model could not be traced, if rows are chosen in the batch. Default: it was.
         nothing_saved: Why nothing was saved. Default: something was, or epochs are to come.
+        cached: What each cached module has read and computed. Default: none.
         scored: Whether the method got scores, which took time before the run. Default: False.
         on_device: Whether the model is on an accelerator, whose work the measured times do not wait for. Default: False.
     """
@@ -78,6 +82,7 @@ def facts(
         if why_plain
         else []
     )
+    rows += [("cached", line) for line in cached]
     return [*rows, *_costs(cost)]
 
 
@@ -217,6 +222,7 @@ class Run(Uncopied):
 
     def __init__(self, parts: Parts, timeline: Timeline) -> None:
         self._parts = parts
+        self._cached: list[Cached] = []
         self._timeline = timeline
         self.method = parts.config.methods[-1]
         self.loader = parts.loader
@@ -340,6 +346,45 @@ class Run(Uncopied):
             (tensor([0, 1]), tensor([2, 3]))
         """
         return self._parts.attributor.ids_of(tensor)
+
+    def cached(
+        self,
+        module: nn.Module,
+        *,
+        memory: int | None = None,
+        path: str | os.PathLike[str] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Cached:
+        """Returns a frozen module that computes each row once; see `thresher.cached`, which has the same arguments.
+
+        Its outputs belong to the samples of its inputs, so that `run.model` may take them, as a head on a backbone does.
+        `run.summary()` shows how many rows were read. After an epoch in which almost none were, a warning says why that
+        usually is.
+
+        Example:
+            >>> import torch, thresher
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> loader = DataLoader(TensorDataset(torch.rand(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
+            >>> head, criterion = torch.nn.Linear(3, 2), torch.nn.CrossEntropyLoss()
+            >>> run = thresher.attach("full", loader=loader, criterion=criterion, model=head, epochs=2)
+            >>> backbone = run.cached(torch.nn.Linear(2, 3).requires_grad_(False).eval())
+            >>> for _ in range(2):
+            ...     for x, y in run.loader:
+            ...         run.criterion(run.model(backbone(x)), y).backward()
+            >>> backbone.hits, backbone.misses
+            (4, 4)
+        """
+        module = Cached(
+            module,
+            memory=memory,
+            path=path,
+            dtype=dtype,
+            remember=self._parts.attributor.pass_on,
+            epoch=lambda: self.epoch,
+            samples=self.loader.n,
+        )
+        self._cached.append(module)
+        return module
 
     def pace(self, scheduler: LRScheduler, total: int | None = None) -> PacedLR:
         """Returns a scheduler that steps yours in proportion to the samples consumed, so that it ends as in full training.
@@ -579,6 +624,7 @@ class Run(Uncopied):
             cost,
             self._parts.why_plain(),
             nothing_saved=self._timeline.nothing_saved,
+            cached=[f"{type(one.module).__name__}: {one.summary()}" for one in self._cached],
             scored=any(
                 defines(one, "cost") and any(one.cost or ()) for one in self._parts.config.methods
             ),
