@@ -38,7 +38,7 @@ class MemoryRows:
 
         Args:
             keys: Keys, different from each other and from those that are there.
-            rows: RowBytes, shape (len(keys), size).
+            rows: Rows, shape (len(keys), size).
         """
         begin = len(self.places)
         end = begin + len(keys)

@@ -148,7 +148,7 @@ class Reader:
     def _iterate(self, batches: Batches, begin: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
         """Starts an iteration over the loader."""
         if isinstance(batches, StreamBatches):
-            return map(self._opened, iter(self.loader))
+            return map(self._without_checks, iter(self.loader))
         self._ids.set_batches(batches.ids())
         return begin(self.loader)
 
@@ -169,7 +169,7 @@ class Reader:
             if not self._user.num_workers:
                 noted.start()
             batch = next(batches)
-        return self.moved(batch)
+        return self.on_device(batch)
 
     def _start_workers(self) -> None:
         """Starts persistent workers unless they are running, without advancing the random states of this process."""
@@ -192,14 +192,14 @@ class Reader:
         self._ids.set_batches(map(epoch.batch, range(len(epoch))))
         for number, batch in enumerate(iter(self.loader)):
             self._workers_ran = self._user.persistent_workers
-            yield self.moved(batch), epoch.batch(number)
+            yield self.on_device(batch), epoch.batch(number)
 
-    def moved(self, batch: Any) -> Any:
-        """Returns the batch of the user's collate function, moved to the device of the model."""
-        batch = self._opened(batch)
+    def on_device(self, batch: Any) -> Any:
+        """Returns the batch of the user's collate function, on the device of the model."""
+        batch = self._without_checks(batch)
         return batch if self._device is None else to_device(batch, self._device)
 
-    def _opened(self, batch: Any) -> Any:
+    def _without_checks(self, batch: Any) -> Any:
         """Returns the batch of the user's collate function, without the results of checks that are attached to it."""
         if type(batch) is NotedBatch:
             batch = self._resumed_draws.open(batch)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
+from thresher.comparing import is_compared
 from thresher.loading.row_buffer import rows_of, take_apart
 from thresher.loading.tensor_loader import as_it_is
 from thresher.trees import map_where
@@ -110,7 +111,7 @@ class CheckedCollate:
         number = self.calls
         self.calls = self.calls + 1
         # Comparing takes longer than collating: at batches 0, 1, 2, 4, 8, ... it costs next to nothing over an epoch.
-        if number & (number - 1) or (n := self._number_of(samples)) < 2:
+        if not is_compared(number) or (n := self._number_of(samples)) < 2:
             return self.collate(samples)
         # Copies, because a collate function may change its samples in place.
         parts = _parts_of_samples(copy_samples(samples), n)

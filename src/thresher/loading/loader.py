@@ -378,7 +378,7 @@ class SelectedLoader(OfUser):
             if self.row_buffer is None or not bool(here.any()):
                 return
             rows = wanted[here] - ids[0]
-            part = select(self.reader.moved(batch), rows, len(ids))
+            part = select(self.reader.on_device(batch), rows, len(ids))
             self.row_buffer.put(part, wanted[here], None if weights is None else weights[here])
 
         return look
@@ -485,9 +485,9 @@ class EpochIterator:
         batch, ids = self._candidates.take(self._loaded)
         if on_host:
             timing.switch(before)
-            batch = self._loader.reader.moved(batch)
+            batch = self._loader.reader.on_device(batch)
         else:  # counted as loading time: in the user's own loop, moving the batch would be a part of loading
-            batch = self._loader.reader.moved(batch)
+            batch = self._loader.reader.on_device(batch)
             timing.switch(before)
         return batch, ids
 

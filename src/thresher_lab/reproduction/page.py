@@ -172,7 +172,7 @@ def _count_sentences(groups: Sequence[Sentence]) -> str:
 
 
 def _severity(verdict: str) -> tuple[bool, int]:
-    """Returns the key of a verdict within a sentence: a set-up that does not test it decides nothing beside one that does."""
+    """Returns the key of a verdict within a sentence: setups that do not test a claim are ignored if another does."""
     return verdict == "not tested", FROM_WORST.index(verdict)
 
 
