@@ -7,6 +7,9 @@
 #              bring CUDA, five gigabytes each; before a release
 # make check   style, docstrings and types
 # make docs    the documentation site, into site/; open site/index.html
+# make release-check
+#              wheel, sdist and documentation, into dist/ and site/; the wheel is installed in an empty environment, where the
+#              README's first example and `thresher demo --quick` run; with TAG=v0.2.0 it also checks the versions and the date
 # make bench   measures the overhead of selection, the saving and cost of selection in the batch, what Winnow costs
 #              beside its rows, and a training on 10^8 samples, which takes 6 GB, into benchmarks/results/
 # make cards   the pages of the methods, into docs/methods/
@@ -48,7 +51,7 @@ CARDS := $(BIN)/python -m thresher_lab.report.cards docs/methods && $(BIN)/pytho
 VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short ada-selection league submission grpo gpu reproduce clean
+.PHONY: demo test verify versions check docs release-check bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short ada-selection league submission grpo gpu reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -106,6 +109,15 @@ check: .venv/for-checks
 
 docs: .venv/for-docs
 	$(BIN)/python -m tools.documentation site
+
+.venv/for-release: .venv/for-docs
+	$(PIP) install -q -c constraints.txt --group build
+	touch $@
+
+release-check: .venv/for-release docs
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m tools.release_check dist $(TAG)
 
 bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.overhead

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_predict
+from tools.release_check import OBJECTS, readme_loop
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,35 +32,16 @@ def run_all(page, namespace):
     return namespace
 
 
-def plain_and_changed_loop():
-    """The loop of the README before and after its lines are changed."""
-    [block] = re.findall(
-        r"^```diff\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
-    lines = block.splitlines()
-    assert sum(line[0] == "+" for line in lines) == 4
-    return ("\n".join(line[1:] for line in lines if line[0] in mark) for mark in (" -", " +"))
-
-
 def test_the_loop_of_the_readme_trains_as_the_plain_one_and_writes_the_sheet(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    loops = [readme_loop(" -"), readme_loop(" +")]
+    assert len(set(loops[1].splitlines()) - set(loops[0].splitlines())) == 4
     parameters = []
-    for code in plain_and_changed_loop():
+    for loop in loops:
+        names = {}
         with torch.random.fork_rng():
-            torch.manual_seed(0)
-            x = torch.randn(200, 1, 8, 8)
-            model = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 2))
-            names = {
-                "thresher": thresher,
-                "model": model,
-                "loader": DataLoader(
-                    TensorDataset(x, (x[:, 0, 0, 0] > 0).long()), 50, shuffle=True
-                ),
-                "criterion": nn.CrossEntropyLoss(),
-                "optimizer": torch.optim.SGD(model.parameters(), lr=0.5),
-            }
-            exec(code, names)
-            parameters.append((*model.parameters(), torch.get_rng_state()))
+            exec(OBJECTS + loop, names)
+            parameters.append((*names["model"].parameters(), torch.get_rng_state()))
     assert all(map(torch.equal, *parameters))
     assert (tmp_path / "suspects.html").read_text().count("<img") == 100
 

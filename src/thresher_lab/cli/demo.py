@@ -14,6 +14,8 @@ DEMO_TASK = "mnist-5k-hard-x4"
 DEMO_METHODS = "winnow"
 DEMO_EPOCHS = 8
 DEMO_SEEDS = "0,1,2,3,4,5,6,7,8,9"
+QUICK_EPOCHS = 2
+QUICK_SEEDS = "0"
 DEMO_CONTROLS = ("shorter@time", "smaller")
 SUSPECTS = 100
 """Number of samples on the sheet of suspects."""
@@ -34,6 +36,10 @@ def demo(
     until: Annotated[
         Literal["decided"] | None, typer.Option(help="Stop when every verdict is decided.")
     ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Train one seed for two epochs, to try the installation."),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Find wrong labels with one training, then compare Winnow at half the cost with full training and simple ways to save.
@@ -41,21 +47,22 @@ def demo(
     The data is 4,000 digits of MNIST, turned and shifted at random; every fifth has a wrong label.
     """
     console = open_console()
-    for line in find_wrong_labels(out):
+    epochs = QUICK_EPOCHS if quick else DEMO_EPOCHS
+    seeds = QUICK_SEEDS if quick else DEMO_SEEDS
+    for line in find_wrong_labels(out, epochs):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(COMPARISON_HEADING, markup=False, highlight=False)
     settings = {"jobs": 2, "controls": DEMO_CONTROLS, "until_decided": until is not None}
-    run_and_print(
-        DEMO_TASK, DEMO_METHODS, DEMO_SEEDS, DEMO_EPOCHS, out, quiet=quiet, brief=True, **settings
-    )
+    run_and_print(DEMO_TASK, DEMO_METHODS, seeds, epochs, out, quiet=quiet, brief=True, **settings)
     console.print(NEXT_COMMANDS, markup=False, highlight=False)
 
 
-def find_wrong_labels(folder: Path) -> Iterator[str]:
+def find_wrong_labels(folder: Path, epochs: int) -> Iterator[str]:
     """Trains the task of the demo once, with `thresher.observe`, and draws the suspects.
 
     Args:
         folder: Folder for the sheet.
+        epochs: Length of the training.
 
     Yields:
         Lines on what is done, and on how many of the suspects have a wrong label.
@@ -63,9 +70,9 @@ def find_wrong_labels(folder: Path) -> Iterator[str]:
     from thresher_lab.comparison.observing import observed
     from thresher_lab.tasks.images import mnist_5k
 
-    yield f"1. Wrong labels: one training of {DEMO_EPOCHS} epochs, with thresher.observe"
+    yield f"1. Wrong labels: one training of {epochs} epochs, with thresher.observe"
     start = time.perf_counter()
-    found, _ = observed(DEMO_TASK, epochs=DEMO_EPOCHS)
+    found, _ = observed(DEMO_TASK, epochs=epochs)
     sheet = folder / "suspects.html"
     folder.mkdir(parents=True, exist_ok=True)
     found.sheet(sheet, SUSPECTS)

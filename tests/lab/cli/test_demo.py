@@ -42,3 +42,17 @@ def test_wrong_labels_among_the_suspects_are_counted(tmp_path, monkeypatch, caps
     assert lines[3] == "Of the 800 most suspicious samples, 793 have one of these labels."
     sheet = (tmp_path / "suspects.html").read_text()
     assert sheet.count("<img") == 100 and f"{labels[0]} → {(labels[0] + 1) % 10}" in sheet
+
+
+def test_quick_trains_one_seed_for_two_epochs(tmp_path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(
+        "thresher_lab.cli.demo.find_wrong_labels",
+        lambda folder, epochs: trained.append(epochs) or (),
+    )
+    monkeypatch.setattr(
+        "thresher_lab.cli.demo.run_and_print",
+        lambda task, methods, seeds, epochs, out, **options: trained.append((seeds, epochs)),
+    )
+    demo(tmp_path, quick=True)
+    assert trained == [2, ("0", 2)]

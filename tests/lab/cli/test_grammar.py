@@ -88,7 +88,7 @@ def test_quiet_reaches_the_comparison(monkeypatch, tmp_path):
     monkeypatch.setattr(
         "thresher_lab.cli.demo.run_and_print", lambda *_, **options: given.append(options["quiet"])
     )
-    monkeypatch.setattr("thresher_lab.cli.demo.find_wrong_labels", lambda _: [])
+    monkeypatch.setattr("thresher_lab.cli.demo.find_wrong_labels", lambda *_: [])
     demo(tmp_path, quiet=True)
     demo(tmp_path)
     assert given == [True, False]
@@ -157,7 +157,7 @@ def test_quick_takes_the_first_seed_and_until_is_handed_on(capsys, monkeypatch, 
     words = ["compare", "digits", "--methods", "infobatch", "--epochs", "1", "--out", str(tmp_path)]
     called(capsys, monkeypatch, *words, "--seeds", "4-9", "--quick")
     called(capsys, monkeypatch, *words, "--seeds", "4-9", "--until", "decided")
-    monkeypatch.setattr("thresher_lab.cli.demo.find_wrong_labels", lambda _: [])
+    monkeypatch.setattr("thresher_lab.cli.demo.find_wrong_labels", lambda *_: [])
     demo(tmp_path, until="decided")
     assert given == [("4", False), ("4-9", True), ("0,1,2,3,4,5,6,7,8,9", True)]
     with pytest.raises(ValueError, match="--quick trains one seed .* leave out --until"):
