@@ -334,10 +334,10 @@ class DataMap(Mapping[str, NDArray[Any]]):
             - `loss_mean`: mean of the column `loss_mean`; `loss`, the mean of the last losses, if there is no such column.
             - `suspicion`: mean suspicion, [0, 1].
             - `suspects`: share of the group's samples that are among the first `count` of `suspects`, [0, 1].
-            - `relative`: `suspects` divided by what the classes of the group's samples would give: the mean share of suspects of
-              these classes. It is above 1 if the group has more suspects than others with its classes. Only if classes are known.
+            - `relative`: `suspects` divided by the mean share of suspects of its samples' classes. Only if classes are known.
 
-            A group without a sample that was seen comes last, with NaN. A group with a loss of NaN comes first.
+            `relative` is above 1 if the group has more suspects than others with its classes. A group without a sample that was
+            seen comes last, with NaN. A group with a loss of NaN comes first.
 
         Raises:
             KeyError: The table has no such column.
