@@ -22,6 +22,7 @@ from thresher_lab.training.specs import MethodSpec
 QUIET = {
     "demo",
     "advise",
+    "audit",
     "compare",
     "league",
     "observe",
@@ -30,7 +31,7 @@ QUIET = {
     "reproduce",
     "train",
 }
-"""Commands that train."""
+"""Commands that show progress."""
 JSON = {"advise", "audit", "compare", "methods", "recipes", "why"}
 """Commands that print what no file of theirs has."""
 
