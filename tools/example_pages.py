@@ -1,4 +1,4 @@
-"""Writes the pages that show examples: each file of a folder is an example, and tests run the very same lines.
+"""Writes the pages that list examples: each file of a folder is an example, and tests run it.
 
 `python -m tools.example_pages` writes all pages anew; a test compares them. The docstring of an example has its title, the
 library, its state and further text:
@@ -40,7 +40,7 @@ class Example:
         state: Whether it works, or is refused, and what to do.
         refused: What is refused, and words of the message; empty where nothing is.
         text: Further text in Markdown.
-        code: The lines to write.
+        link: Path of the file, from a page in docs/.
     """
 
     title: str
@@ -48,12 +48,7 @@ class Example:
     state: str
     refused: str
     text: str
-    code: str
-
-    @property
-    def heading(self) -> str:
-        """Heading of its section."""
-        return f"{self.library}: {self.title}"
+    link: str
 
 
 def read_example(path: Path) -> Example:
@@ -65,9 +60,7 @@ def read_example(path: Path) -> Example:
     Raises:
         ValueError: The docstring does not have the form that is needed.
     """
-    source = path.read_text()
-    tree = ast.parse(source)
-    blocks = (ast.get_docstring(tree) or "").split("\n\n")
+    blocks = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")
     lines = blocks[1].splitlines() if len(blocks) > 1 else []
     facts = {name: fact for name, _, fact in (line.partition(": ") for line in lines)}
     state = facts.get("State", "")
@@ -80,34 +73,29 @@ def read_example(path: Path) -> Example:
             f"{path.name}: the docstring must have a title, an empty line, and the lines 'Library: ...' and 'State: works...' "
             "or 'State: refused...', and may have 'Refused: ...' after them"
         )
-    code = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip()
-    text = "\n\n".join(blocks[2:])
     return Example(
-        blocks[0].removesuffix("."), facts["Library"], state, facts.get("Refused", ""), text, code
+        title=blocks[0].removesuffix("."),
+        library=facts["Library"],
+        state=state,
+        refused=facts.get("Refused", ""),
+        text="\n\n".join(blocks[2:]),
+        link=f"../{'/'.join(path.parts[-3:])}",
     )
 
 
 def page_of(examples: Sequence[Example]) -> str:
-    """Returns a table of examples and a section for each of them, in Markdown."""
-    rows = [(one.library, f"[{one.title}](#{_anchor(one.heading)})", one.state) for one in examples]
+    """Returns a table of examples, and a section for each of them that has a text, in Markdown."""
+    rows = [(one.library, f"[{one.title}]({one.link})", one.state) for one in examples]
     lines = [
         f"| {' | '.join(cells)} |" for cells in (("library", "what", "state"), ("---",) * 3, *rows)
     ]
-    return "\n\n".join(["\n".join(lines), *map(_section, examples)])
+    sections = [_section(one) for one in examples if one.text or one.refused]
+    return "\n\n".join(["\n".join(lines), *sections])
 
 
 def _section(one: Example) -> str:
-    state = f"State: {one.state}."
     refused = f"Refused: {one.refused}." if one.refused else ""
-    return "\n\n".join(
-        filter(None, (f"### {one.heading}", state, one.text, refused, f"```py\n{one.code}\n```"))
-    )
-
-
-def _anchor(heading: str) -> str:
-    """Returns the anchor of a heading, as GitHub makes it."""
-    kept = "".join(letter for letter in heading.lower() if letter.isalnum() or letter in " -_")
-    return kept.replace(" ", "-")
+    return "\n\n".join(filter(None, (f"### {one.library}: {one.title}", one.text, refused)))
 
 
 def written(page: str, folder: Path) -> str:
@@ -125,7 +113,7 @@ def written(page: str, folder: Path) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.example_pages", description="Writes the pages that show examples."
+        prog="python -m tools.example_pages", description="Writes the pages that list examples."
     )
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="folder of the repository (default: %(default)s)"

@@ -2,8 +2,6 @@
 
 Library: lightning
 State: works with `self.thresher.reduce`
-
-During `fit`, `self.thresher` is the run.
 """
 
 import lightning

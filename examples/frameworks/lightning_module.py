@@ -2,9 +2,6 @@
 
 Library: lightning
 State: works
-
-`criterion` and `model` name the attributes that `training_step` calls. Validation, schedulers, accumulation and checkpoints
-work as in full training.
 """
 
 import lightning

@@ -3,9 +3,6 @@
 Library: lightning
 State: works with `strategy="ddp"`
 Refused: other strategies: "Use one device, or data parallelism"
-
-Lightning's DistributedSampler divides each plan among the processes. Each process has a run with the cost and records of its
-part; a checkpoint has the states of all.
 """
 
 import lightning

@@ -4,8 +4,7 @@ Library: transformers
 State: works with `per_position=`
 Refused: without it: "computes another loss. Give per_position="; other losses: "would train another loss"
 
-The trainer computes its loss as in full training, here with class weights. `per_position` returns the same loss by position.
-Thresher compares it with the trainer's loss, and uses the same divisor.
+The loss has class weights; `per_position` returns it by position. Thresher uses the trainer's divisor.
 """
 
 import torch

@@ -2,8 +2,6 @@
 
 Library: transformers
 State: works, also with a method that chooses samples
-
-`TokenSelection` trains on the tokens with the largest loss above that of a reference model. It saves no work.
 """
 
 from transformers import Trainer

@@ -2,9 +2,6 @@
 
 Library: transformers
 State: works
-
-The loss is the cross-entropy of classes, of tokens or of the next word; Thresher compares it with that of the
-model on the first batch. Accumulation, schedulers, evaluation and checkpoints work as in full training.
 """
 
 from transformers import Trainer

@@ -3,8 +3,6 @@
 Library: trl
 State: works with every `loss_type` (TRL 1.16)
 Refused: `forward_passes="once"`: "cannot be traced"
-
-The losses come from the trainer's own head, which computes no logits. Examples may be packed or joined into one row.
 """
 
 from trl import SFTTrainer  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]

@@ -3,8 +3,8 @@
 Library: datasets
 State: works
 
-With `with_format("torch")` or `set_format("torch")`, batches are dicts of tensors. `forward=` tells passes that
-Thresher adds how to call the model on such a batch; methods without such passes do not need it.
+With `with_format("torch")` or `set_format("torch")`, batches are dicts of tensors. Only passes that Thresher adds need `forward=`, which
+calls the model on such a batch.
 """
 
 from torch import nn

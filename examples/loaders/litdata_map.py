@@ -3,11 +3,7 @@
 Library: litdata
 State: works behind a small map-style dataset
 
-The samples of a stream have no ids, so no epoch can be planned. A dataset that reads samples by number has ids: all
-methods work, in one process or several, and a run can resume within an epoch. Its length must be that of all chunks;
-`len(stream)` is only the share of this process. You lose the order of the stream's chunks and their prefetching. A random
-order reads each chunk many times, so keep the data on a local disk. Without the wrapper, methods that choose in each batch
-work, and `attach(0.5)` is [`UniformRows(0.5)`](methods/uniform_rows.md): random rows of whole batches.
+As for MosaicML's, below. The length must be that of all chunks; `len(stream)` is only the share of this process.
 """
 
 import torch

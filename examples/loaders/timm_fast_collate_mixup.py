@@ -4,9 +4,8 @@ Library: timm
 State: works with `ids=run.ids_of(y)`
 Refused: the lines without `ids=`: "The rows of a batch are not its samples in order"
 
-This class mixes in the collate function, so a row belongs to two samples. Its loss is recorded for the sample given by `ids=`,
-whose row it was. Methods for which Thresher adds forward passes, such as KAKURENBO and `forward_passes="twice"`, are not
-supported, nor is `mode="half"`, which returns half as many rows as samples.
+Mixing in the collate function. The loss of a row is recorded for the sample given by `ids=`. Methods for which Thresher adds forward
+passes, such as KAKURENBO and `forward_passes="twice"`, are not supported, nor is `mode="half"`.
 """
 
 import torch

@@ -4,9 +4,8 @@ Library: timm
 State: works with `ids=run.ids_of(y)`
 Refused: the lines without `ids=`: "outputs of the model for inputs that were changed in place"
 
-A mixed row belongs to two samples. Its loss is recorded for the sample given by `ids=`, whose row it was. Get the ids
-before `Mixup` changes the batch in place. Passes that Thresher adds, such as KAKURENBO's refresh, use the samples without
-mixing, and a warning says so.
+The loss of a mixed row is recorded for the sample given by `ids=`. Get the ids before `Mixup` changes the batch in place. Passes
+that Thresher adds, such as KAKURENBO's refresh, use the samples without mixing, and a warning says so.
 """
 
 from timm.data import Mixup

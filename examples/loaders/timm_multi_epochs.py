@@ -4,8 +4,8 @@ Library: timm
 State: refused: pass a DataLoader with `persistent_workers=True`
 Refused: the loader of this class: "To keep workers alive, use persistent_workers=True"
 
-This class reads the first batches of the next epoch before the current one ends, when the next plan does not exist yet.
-Its purpose is to keep workers alive; `persistent_workers=True`, the default of `create_loader`, does the same.
+This class keeps workers alive, and reads batches of the next epoch before its plan exists. `persistent_workers=True`, the default of
+`create_loader`, also keeps workers alive.
 """
 
 from timm.data import create_loader

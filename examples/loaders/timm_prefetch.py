@@ -4,9 +4,9 @@ Library: timm
 State: works with `prefetcher.loader = run.loader`
 Refused: the prefetcher itself: "which wraps one. Pass its `loader`"
 
-The prefetcher wraps a DataLoader. Pass that one to `attach`, and let the prefetcher iterate `run.loader`. The prefetcher scales
-images, so passes that Thresher adds must do so, too: use `forward=` (other methods do not need it). The prefetcher fetches
-one batch ahead. A run that resumes within an epoch leaves this batch out, with a warning, so save between epochs.
+Pass the wrapped DataLoader to `attach`, and let the prefetcher iterate `run.loader`. The prefetcher scales images, so passes that
+Thresher adds must do so, too: use `forward=`. It fetches one batch ahead, which a run that resumes within an epoch leaves out, with a
+warning: save between epochs.
 """
 
 import torch

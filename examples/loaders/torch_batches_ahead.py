@@ -4,9 +4,8 @@ Library: torch
 State: works with `ids=run.ids_of(x)`
 Refused: `ids=run.ids`: "but batch 0 has no loss yet"
 
-`run.ids` belongs to the latest batch. If losses are computed from tensors of the batch, or from outputs of `run.model` for
-them, Thresher finds the rows without `ids=`. Here the inputs are new tensors. Saving a state after the last batch of an
-epoch gives a warning, because the loop does not ask for another batch; save after the `while` loop.
+Thresher finds the rows without `ids=` if losses are computed from tensors of the batch, or from outputs of `run.model` for them. Here
+the inputs are new tensors. Save a state after the `while` loop: after the last batch of an epoch, it gives a warning.
 """
 
 from itertools import islice

@@ -1,6 +1,5 @@
 """The lines of examples/frameworks: each file is trained with, as it stands."""
 
-import ast
 import gc
 import importlib.util
 import os
@@ -30,14 +29,6 @@ pytestmark = [
         "ignore:You defined a `validation_step`", "ignore:.*gradient_checkpointing:FutureWarning"
     ),
 ]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_page_has_its_lines(name):
-    source = (FOLDER / f"{name}.py").read_text()
-    end = ast.parse(source).body[0].end_lineno
-    page = (FOLDER.parents[1] / "docs" / "frameworks.md").read_text()
-    assert "\n".join(source.splitlines()[end:]).strip() in page
 
 
 def train_of(name):

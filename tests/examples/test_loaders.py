@@ -1,4 +1,4 @@
-"""The lines of docs/loaders.md: each file of examples/loaders is trained with, as it stands on the page."""
+"""The examples of docs/loaders.md: each file of examples/loaders is trained with, as it stands."""
 
 import copy
 import functools
