@@ -183,7 +183,7 @@ class Cached(nn.Module):
         self._usefulness = Usefulness(type(module).__name__, epoch, samples)
         self._groups: dict[str, Group] = {}
         self._compared: set[Any] = set()
-        self._stamp: Any = None
+        self._stamp: tuple[list[Any], list[Tensor]] | None = None
         self._full = False
         self._unchecked = 0
         self._check_frozen()
@@ -294,12 +294,13 @@ class Cached(nn.Module):
 
     def _check_unchanged(self) -> None:
         """Forgets everything if a parameter or buffer was changed."""
+        # The tensors are held: a new one could otherwise lie at the address of one that is gone.
         tensors = [*self.module.parameters(), *self.module.buffers()]
         stamp = [
-            (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            (id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
             for tensor in tensors
         ]
-        if stamp == self._stamp:
+        if self._stamp is not None and stamp == self._stamp[0]:
             return
         if self._groups:
             warn(
@@ -307,7 +308,7 @@ class Cached(nn.Module):
                 "computed again. Load and move the module before its first call."
             )
             self.forget()
-        self._stamp = stamp
+        self._stamp = stamp, tensors
         if self._path is not None:
             self._claim(self._path)
 

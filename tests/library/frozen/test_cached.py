@@ -286,6 +286,31 @@ def test_changed_weights_are_noticed(change):
     assert torch.equal(cached(x), y) and cached.hits == N
 
 
+def test_weights_that_lie_where_others_lay_are_noticed():
+    module = frozen()
+    cached = thresher.cached(module)
+    x = rows()
+    for seed in range(20):
+        cached(x)
+        value = torch.full((5, 6), float(seed))
+        del module[0].weight
+        module[0].weight = nn.Parameter(value, requires_grad=False)
+        with pytest.warns(UserWarning, match="were changed"):
+            assert torch.equal(cached(x), module(x))
+
+
+def test_changes_without_a_version_are_found():
+    """As teachers are updated that are a moving average of the model."""
+    module = frozen()
+    cached = thresher.cached(module)
+    x = rows()
+    cached(x)
+    module[0].weight.data.mul_(0.5)
+    with pytest.raises(RuntimeError, match="was stored"):
+        for _ in range(10):
+            cached(x)
+
+
 def test_a_limit_of_memory_is_noticed_once():
     module = frozen()
     cached = thresher.cached(module, memory=10 * 12)
