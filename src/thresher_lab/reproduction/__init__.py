@@ -11,3 +11,5 @@ STAND_INS = {paper.name: paper.stand_ins for paper in PAPERS}
 """What is trained in place of the models of each paper, in one line."""
 ANSWERS = {paper.name: paper.answer for paper in PAPERS}
 """Whether what each paper is about holds, in one sentence."""
+PAPER_SETTINGS = {paper.name: (paper.settings_from, paper.settings) for paper in PAPERS}
+"""The sources of the settings of each paper, and the rows of its table of settings."""

@@ -29,12 +29,16 @@ class Paper:
         stand_ins: Trainings in place of those of its models, in one line.
         answer: Whether what it is about holds, in one sentence.
         artefacts: Its tables and figures.
+        settings: Rows of its table of settings: the setting, the paper, the authors' code, here, the source.
+        settings_from: Which texts and code the settings are from.
     """
 
     name: str
     stand_ins: str
     answer: str
     artefacts: Sequence[Artefact]
+    settings: Sequence[Sequence[str]] = ()
+    settings_from: str = ""
 
 
 def read_paper(functions: ModuleType) -> Paper:
@@ -69,6 +73,8 @@ def _paper(
     artefacts: Sequence[Declaration],
     defaults: Declaration | None = None,
     shared: Declaration | None = None,
+    settings: Sequence[Sequence[str]] = (),
+    settings_from: str = "",
 ) -> Paper:
     made = []
     for given in artefacts:
@@ -76,7 +82,7 @@ def _paper(
             made.append(_artefact(functions, paper, shared or {}, **{**(defaults or {}), **given}))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{given.get('name')}: {error}") from error
-    return Paper(paper, stand_ins, answer, made)
+    return Paper(paper, stand_ins, answer, made, settings, settings_from)
 
 
 def _artefact(

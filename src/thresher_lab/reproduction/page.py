@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from thresher_lab.comparison.statistics import SEED_COUNTS
-from thresher_lab.reproduction import ANSWERS, MINOR, STAND_INS
+from thresher_lab.reproduction import ANSWERS, MINOR, PAPER_SETTINGS, STAND_INS
 from thresher_lab.reproduction.artefact import FIVE_SEEDS, LEAST_RATIO, Artefact, with_interval
 from thresher_lab.training.files import markdown_table
 
@@ -36,6 +36,7 @@ on smaller batches **as selected**, in as many steps. On small tasks, this can b
 PICTURES = "figures"
 """Folder of the pictures, beside the pages."""
 CLAIM_COLUMNS = ["the paper says", "measured here", "result [95 % interval]", "limit", "verdict"]
+SETTINGS_COLUMNS = ["setting", "paper", "authors' code", "here", "source"]
 CONDITION = "(a condition of our setup)"
 NO_CLAIM = "The claims of the paper compare several tasks. On one task, none is judged."
 FROM_WORST = (
@@ -119,9 +120,19 @@ def paper_pages(
         sections = [section(one, with_chart=one["name"] in charts) for one in of]
         pages |= {
             f"{stem}.md": _answers(paper, of, anew, index),
-            f"{stem}-tables.md": "\n".join([head, "", TABLES_NOTE, "", *sections]),
+            f"{stem}-tables.md": "\n".join(
+                [head, "", TABLES_NOTE, "", _settings(paper), *sections]
+            ),
         }
     return pages
+
+
+def _settings(paper: str) -> str:
+    """Returns the section with the settings of a paper, of its authors' code, and here; "" if none are declared."""
+    if paper not in PAPER_SETTINGS:
+        return ""
+    sources, rows = PAPER_SETTINGS[paper]
+    return f'## <a id="settings"></a>Settings\n\n{sources}\n\n{markdown_table(SETTINGS_COLUMNS, rows)}\n'
 
 
 def _answers(

@@ -20,6 +20,7 @@ from thresher_lab.cli.reproduce import reproduce as command
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import Watcher
 from thresher_lab.comparison.workers import RunError
+from thresher_lab.recipes.running import task_of
 from thresher_lab.report.table_charts import table_chart
 from thresher_lab.reproduction.artefact import (
     FULL_ROW,
@@ -233,6 +234,27 @@ def test_the_first_lines_are_the_answer_the_counts_and_the_remark(made, monkeypa
     assert "Side sentences: none.\n\n**It selects at random.**" in text
     assert "| main sentence" in text and "| side sentence" not in text
     assert "Main sentences: none. Side sentences: 2 (" in minor and "| main sentence" not in minor
+
+
+def test_the_settings_stand_above_the_tables(made, monkeypatch):
+    monkeypatch.setitem(
+        papers.PAPER_SETTINGS, "A paper", ("Of its text.", [["a", "b", "c", "d", "e"]])
+    )
+    pages = paper_pages([made[1]], {}, [], "i.md")
+    above, _, _ = pages["a-paper-tables.md"].partition('<a id="small">')
+    assert '<a id="settings"></a>Settings\n\nOf its text.\n\n| setting | paper |' in above
+    assert "| a | b | c | d | e |\n\n## " in above and "Of its text." not in pages["a-paper.md"]
+
+
+@pytest.mark.parametrize("paper", papers.PAPERS, ids=lambda paper: paper.name)
+def test_the_settings_are_those_that_are_trained(paper):
+    assert all(len(row) == 5 and all(row) for row in paper.settings) and paper.settings_from
+    here = {row[0]: set(re.findall(r"[\d.]*\d", row[3])) for row in paper.settings}
+    for part in (part for artefact in paper.artefacts for part in artefact.parts):
+        task = task_of(part.task)
+        assert f"{task.lr:g}" in here["learning rate"], part.task
+        assert str(task.batch_size) in here["batch size"], part.task
+        assert str(part.epochs) in here["epochs"], part.task
 
 
 def test_the_index_counts_verdicts_and_says_what_must_be_trained(made):
