@@ -35,6 +35,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "loaders.md",
         "samplers.md",
         "composition.md",
+        "cached.md",
         "fast-loops.md",
         "advise.md",
         "compare.md",

@@ -146,15 +146,16 @@ class OrderedBatches:
         assert epoch is not None
         self._number += 1
         self.rows += len(ids)
-        self.checksum = zlib.crc32(ids.numpy(), self.checksum)
+        self.checksum = zlib.crc32(ids.numpy().data, self.checksum)
         if isinstance(epoch, Epoch):
             whole = int(epoch.ends[-1])
         else:
             # It may yield more ids than it says.
             whole = max(1, self._candidates)
         # Rows, so that a schedule does not depend on the batch size. After step i, smaller batches are where full training is.
-        done = min(self.rows, whole)
-        self.progress = (self._number, len(epoch)) if self._smaller else (done, whole)
+        self.progress = (min(self.rows, whole), whole)
+        if self._smaller and isinstance(epoch, Epoch):
+            self.progress = (self._number, len(epoch))
         self.samples = self.rows * self._candidates // whole
         if epoch.rows is not None:
             self.left = max(0, epoch.rows - self.rows)

@@ -58,7 +58,7 @@ def facts(
         cost: Cost of the run by now.
         why_plain: Why the model could not be traced, if rows are chosen in the batch. Default: it was.
         nothing_saved: Why nothing was saved. Default: something was, or epochs are to come.
-        cached: What each cached module has read and computed. Default: none.
+        cached: Line of each cached module, with its rows read and computed. Default: none.
         scored: Whether the method got scores, which took time before the run. Default: False.
         on_device: Whether the model is on an accelerator, whose work the measured times do not wait for. Default: False.
     """
