@@ -388,35 +388,18 @@ def test_a_kill_leaves_whole_rows_only(tmp_path_factory, sizes, keys_lost, bytes
     again.close()
 
 
-KILLED = """
-    import os, signal, sys
-    import torch, thresher
-    sys.path[:0] = {paths!r}
-    from library.frozen.test_cached import frozen, rows
-    cached = thresher.cached(frozen(), path={path!r})
-    for number, part in enumerate(rows(400).split(8)):
-        cached(part)
-        if number == 30:
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_process_that_is_killed(tmp_path):
-    tests = Path(__file__).parents[2]
-    code = textwrap.dedent(KILLED).format(paths=[str(tests)], path=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    module = frozen()
-    cached = thresher.cached(module, path=tmp_path)
-    x = rows(400)
-    torch.testing.assert_close(cached(x), module(x), rtol=1e-6, atol=1e-6)
-    assert cached.hits == 31 * 8
-
-
 # In a run
 
 
-def train(method: Any, *, caches: bool, epochs: int = 3, augment: bool = False):
+def train(
+    method: Any,
+    *,
+    caches: bool,
+    epochs: int = 3,
+    augment: bool = False,
+    path: Path | None = None,
+    killed_after: int | None = None,
+):
     x = rows(64)
     data = TensorDataset(x, (x[:, 0] > 0).long())
     loader = DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(0))
@@ -433,7 +416,7 @@ def train(method: Any, *, caches: bool, epochs: int = 3, augment: bool = False):
         epochs=epochs,
         forward=lambda model, batch: (model(backbone(batch[0])), batch[1]),
     )
-    called: Any = run.cached(backbone) if caches else backbone
+    called: Any = run.cached(backbone, path=path) if caches else backbone
     losses = []
     for _ in range(epochs):
         for inputs, targets in run.loader:
@@ -443,6 +426,8 @@ def train(method: Any, *, caches: bool, epochs: int = 3, augment: bool = False):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+            if len(losses) == killed_after:
+                os.kill(os.getpid(), signal.SIGKILL)
     return losses, head.state_dict(), run, called
 
 
@@ -455,6 +440,28 @@ def test_a_head_on_a_cached_backbone_trains_as_on_a_plain_one(method):
         torch.testing.assert_close(cached_parameters[name], value, rtol=1e-6, atol=1e-6)
     assert cached.hits > 0
     assert re.search(rf"^cached +Sequential: {cached.hits} rows read", run.summary(), re.MULTILINE)
+
+
+KILLED = """
+    import sys
+    from pathlib import Path
+    sys.path[:0] = {paths!r}
+    from library.frozen.test_cached import train
+    train("full", caches=True, path=Path({path!r}), killed_after=3)
+"""
+
+
+def test_a_training_that_is_killed_in_mid_epoch(tmp_path):
+    tests = Path(__file__).parents[2]
+    code = textwrap.dedent(KILLED).format(paths=[str(tests)], path=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    losses, parameters, _, _ = train("full", caches=False)
+    found, cached_parameters, _, cached = train("full", caches=True, path=tmp_path)
+    assert found == pytest.approx(losses, rel=1e-6)
+    for name, value in parameters.items():
+        torch.testing.assert_close(cached_parameters[name], value, rtol=1e-6, atol=1e-6)
+    assert (cached.hits, cached.misses) == (3 * 64 - 16, 16)
 
 
 def test_augmentation_is_never_a_hit_and_is_named():
