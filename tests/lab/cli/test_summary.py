@@ -280,7 +280,7 @@ def test_without_a_loss_or_with_a_method_that_is_picked_there_is_no_next_command
 
 def test_the_demo_ends_with_the_commands_for_a_training_of_ones_own(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(demo, "run_and_print", lambda *_, **__: None)
-    monkeypatch.setattr(demo, "find_wrong_labels", lambda _: [])
+    monkeypatch.setattr(demo, "find_wrong_labels", lambda *_: [])
     demo.demo(tmp_path)
     commands = capsys.readouterr().out.splitlines()[-3:]
     assert commands[::2] == ["thresher init", "thresher advise my_training.py:build --budget 0.5"]
