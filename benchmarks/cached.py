@@ -56,7 +56,7 @@ class Training:
     Args:
         data: Inputs and targets.
         frozen: The frozen module.
-        model: What is trained.
+        model: Module that is trained.
         loss: Function of the frozen module, the model and a batch; with `run`, of a run of Thresher.
         rate: Learning rate.
         score: Function of the frozen module and the model that returns an accuracy. Default: none.

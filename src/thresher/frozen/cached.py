@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from operator import is_
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from thresher.frozen.keys import row_keys
 from thresher.frozen.store import FileRows, MemoryRows
+from thresher.trees import own_attributes
 from thresher.warning import warn
 
 CHECKED = 200
@@ -291,6 +293,12 @@ class Cached(nn.Module):
                 f"cached: {name} is in training mode, in which dropout and batch normalization give a row other outputs each "
                 "time. Call module.eval(), and again after model.train() if it is a part of your model."
             )
+        # Feature distillation reads the layers of a teacher so; a hook is not called for a row that is read.
+        if any(part._forward_hooks for part in self.module.modules()):
+            raise ValueError(
+                f"cached: {name} or a part of it has a forward hook, which is not called for rows that are read. Let the module "
+                "return what the hook takes."
+            )
 
     def _check_unchanged(self) -> None:
         """Forgets everything if a parameter or buffer was changed."""
@@ -339,12 +347,16 @@ class Cached(nn.Module):
         if n < 2 or kind in self._compared:
             return
         rows = [*range(1, n, 2)]
+        before = [value for part in self.module.modules() for _, value in own_attributes(part)]
         part, _ = self._compute(_take(leaves, places, rows), spec, len(rows))
         for whole, alone in zip(outputs, part, strict=True):
             if alone.shape[1:] != whole.shape[1:] or not _close(
                 whole[rows], alone, self._rounding(alone)
             ):
                 self._raise_varying("returned other outputs for a part of the batch")
+        after = [value for part in self.module.modules() for _, value in own_attributes(part)]
+        if len(before) != len(after) or not all(map(is_, before, after)):
+            self._raise_varying("sets attributes in its forward, which rows that are read do not")
         self._compared.add(kind)
 
     def _rounding(self, output: Tensor) -> float:
