@@ -1,5 +1,6 @@
 """The batches of a map-style dataset in a run: composed for all processes together, then dealt to them."""
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -179,7 +180,8 @@ class Order(ABC):
         self._least = least
         self._samples = samples
         self._epochs: SamplerEpochs | None = None
-        self._begun: tuple[PackedPlan | None, int] = (None, 0)
+        # Weak: at 10^8 samples, a drawn plan would not fit in memory beside the next one.
+        self._begun: tuple[Callable[[], PackedPlan | None], int] = (lambda: None, 0)
         self.dataset: Any = loader.dataset
         self.n = len(self.dataset)
         self.by_batches = is_dealt_by_accelerate(self._batches)
@@ -227,7 +229,7 @@ class Order(ABC):
         """Returns where each batch of this process ends in an epoch with this plan, after a leading 0; see `lay_out`."""
         begun, epoch = self._begun
         # Within the epoch of this plan, and not of the one that the sampler begins next.
-        if begun is not plan:
+        if begun() is not plan:
             epoch = self._next_epoch
         ends, by_rows = self.lay_out(plan, epoch)
         return self._own(ends, by_rows=by_rows)
@@ -264,7 +266,7 @@ class Order(ABC):
         epoch = 0
         if self._epochs is not None:
             epoch = self._epochs.begin(resumed=resumed, drawn=plan.drawn)
-        self._begun = plan, epoch
+        self._begun = weakref.ref(plan), epoch
         # An error about the batches comes before any process draws.
         layout = known(lambda: self.lay_out(plan, epoch))
         batches = self._iterate(plan)
