@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 import torch
 
-from depth import DEEP
+from depth import DEEP, VERIFY_RUNS_IT, verify_note
 from devices import DEVICE
 from thresher.subset.compilers import lacks_torch
 
@@ -97,6 +97,14 @@ def pytest_make_collect_report(collector):
     report = yield
     skip_if_torch_is_too_old(report, collector.path)
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what `make verify` adds."""
+    if not DEEP:
+        skipped = terminalreporter.getreports("skipped")
+        left_out = sum(VERIFY_RUNS_IT in str(report.longrepr) for report in skipped)
+        terminalreporter.write_line(verify_note(left_out))
 
 
 def pytest_collection_finish() -> None:
