@@ -244,6 +244,26 @@ def fused_head_changes_nothing(rank: int, folder: str) -> None:
         assert weights[0] == weights[1]
 
 
+def pairs_change_nothing(rank: int, folder: str) -> None:
+    import pair_cases
+
+    observed = {"with_selection_settings": {"observe": True}}
+    for name in ("reward, accumulation", "dpo, float32", "dpo, LoRA"):
+        plain = pair_cases.trainer(f"{folder}/pairs", None, name)
+        full = pair_cases.trainer(f"{folder}/pairs", thresher.FullData(), name, **observed)
+        half = pair_cases.trainer(f"{folder}/pairs", 0.5, name)
+        for made in (plain, full, half):
+            made.train()
+        assert_same(full.model.state_dict(), plain.model.state_dict())
+        if rank == 0:
+            assert full.run.data_map()["times_seen"].tolist() == [2] * 24
+        weights: list[Any] = [None] * WORLD
+        distributed.all_gather_object(
+            weights, {key: value.tolist() for key, value in half.model.state_dict().items()}
+        )
+        assert weights[0] == weights[1]
+
+
 LENGTHS = torch.arange(1, 46)
 BATCH_SAMPLERS = {
     "Grouped": lambda **settings: Grouped(LENGTHS, max_tokens=90, **settings),
@@ -411,7 +431,7 @@ QUICK = (
     transformers_changes_nothing,
 )
 if importlib.util.find_spec("trl") and importlib.util.find_spec("peft"):
-    QUICK += (fused_head_changes_nothing,)
+    QUICK += (fused_head_changes_nothing, pairs_change_nothing)
 CASES = depth(QUICK, (*QUICK, transformers_goes_on))
 
 

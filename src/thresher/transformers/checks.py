@@ -1,5 +1,6 @@
 """Checks for settings of Trainer with which a selection would be wrong."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -13,10 +14,10 @@ from thresher.methods.stages import split_by_stage
 from thresher.run.attach import method_of
 from thresher.warning import warn
 
-OF_PREFERENCES = frozenset(
-    {"DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer", "BCOTrainer", "RewardTrainer"}
-)
-"""Trainers of TRL that learn from preferences."""
+PAIR_TRAINERS = frozenset({"DPOTrainer", "RewardTrainer"})
+"""Trainers of TRL that learn from pairs of answers, with a loss of each pair."""
+OF_PREFERENCES = frozenset({"KTOTrainer", "ORPOTrainer", "CPOTrainer", "BCOTrainer"})
+"""Other trainers of TRL that learn from preferences."""
 
 
 def unsupported(what: str, way_out: str) -> ValueError:
@@ -40,6 +41,8 @@ def check_settings_of(trainer: Any) -> None:
     """
     args = trainer.args
     check_no_preferences(type(trainer))
+    if trl_class(type(trainer), PAIR_TRAINERS):
+        check_pairs(trainer)
     if args.max_steps > 0 and not _keeps_steps(trainer):
         raise unsupported(
             f"TrainingArguments(max_steps={args.max_steps})",
@@ -66,8 +69,19 @@ def check_settings_of(trainer: Any) -> None:
     _check_processes(trainer)
 
 
+def trl_class(kind: type, names: Iterable[str]) -> type | None:
+    """Returns the class of TRL that a trainer is one of; None if it is none of these.
+
+    Args:
+        kind: Class of a trainer.
+        names: Names of classes of TRL.
+    """
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("trl.")]
+    return next((base for base in bases if base.__name__ in names), None)
+
+
 def check_no_preferences(kind: type) -> None:
-    """Checks that a trainer is none of TRL's for preferences, whose batches have no loss per row.
+    """Checks that a trainer is none of TRL's for preferences whose batches have no loss per row.
 
     Args:
         kind: Class of a trainer.
@@ -75,32 +89,68 @@ def check_no_preferences(kind: type) -> None:
     Raises:
         ValueError: The trainer learns from pairs of completions, or from completions with a verdict.
     """
-    bases = [base for base in kind.__mro__ if base.__module__.startswith("trl.")]
-    for base in bases:
-        if base.__name__ in OF_PREFERENCES:
-            raise unsupported(
-                f"{base.__name__} of TRL",
-                "Its loss compares the completions of a preference, so a row has no loss of its own to choose by. Train without "
-                "Selection, or write your own loop with run.reduce(losses, ids=run.ids), where `losses` has the loss of each "
-                "preference.",
-            )
+    base = trl_class(kind, OF_PREFERENCES)
+    if base is not None:
+        raise unsupported(
+            f"{base.__name__} of TRL",
+            "Its loss compares the completions of a preference, so a row has no loss of its own to choose by. Train without "
+            "Selection, or write your own loop with run.reduce(losses, ids=run.ids), where `losses` has the loss of each "
+            "preference.",
+        )
 
 
-def check_rows_joined(trainer: Any) -> None:
-    """Checks that the method works with joined rows: it must not choose in the batch or make extra forward passes.
+def check_pairs(trainer: Any) -> None:
+    """Checks that each pair has a loss, and that the method chooses pairs before an epoch.
 
     Args:
-        trainer: SFTTrainer with a selection, which joins the examples of a batch into one row.
+        trainer: RewardTrainer or DPOTrainer with a selection.
 
     Raises:
-        ValueError: The method needs one row per example.
+        ValueError: The loss, the method or the data_collator is not supported.
+    """
+    name = type(trainer).__name__
+    for loss_type in getattr(trainer, "loss_types", ()):
+        if loss_type not in ("sigmoid", "sigmoid_norm"):
+            raise unsupported(
+                f"DPOConfig(loss_type={trainer.loss_types})",
+                "Use loss_type='sigmoid' or 'sigmoid_norm', or train without Selection.",
+            )
+    if getattr(trainer, "use_weighting", False):
+        raise unsupported(
+            "DPOConfig(use_weighting=True)", "Use use_weighting=False, or train without Selection."
+        )
+    if trainer.per_position is not None or trainer._tokens is not None:
+        raise unsupported(
+            f"per_position= or TokenSelection with {name}",
+            "Its loss is one of pairs: leave it out.",
+        )
+    keeps_rows = trainer.selection_settings.get("collate_keeps_rows")
+    if not type(trainer.data_collator).__module__.startswith("trl.") and not keeps_rows:
+        raise unsupported(
+            f"A data_collator of your own with {name}",
+            "A batch does not show which pair is which. If it keeps the order of the pairs, pass "
+            "selection_settings={'collate_keeps_rows': True}.",
+        )
+    check_chooses_before(trainer, name, "A batch has two rows for a pair.")
+
+
+def check_chooses_before(trainer: Any, setting: str, why: str) -> None:
+    """Checks that the method neither chooses in the batch nor makes extra forward passes, which need a row per sample.
+
+    Args:
+        trainer: Trainer with a selection.
+        setting: Setting or trainer whose rows are no samples.
+        why: Sentences that say which rows it has, and what to use instead.
+
+    Raises:
+        ValueError: The method needs one row per sample.
     """
     _, epoch_method, batch_method = split_by_stage(method_of(trainer.selection))
     if batch_method is not None or calls_model(epoch_method):
         raise unsupported(
-            f"SFTConfig(packing=True) or SFTConfig(padding_free=True) with {title_given(batch_method or epoch_method)}",
-            "These settings join examples into one row, and this method needs one row per example. Use padding_free=False, or "
-            "a method that chooses before each epoch without extra forward passes, such as selection=0.5 or InfoBatch.",
+            f"{setting} with {title_given(batch_method or epoch_method)}",
+            f"{why} This method needs one row per sample. Use a method that chooses before each epoch without extra forward "
+            "passes, such as selection=0.5 or InfoBatch.",
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from thresher.transformers.checks import trl_class
 from thresher.transformers.losses import ClassLosses, UsersLosses
 
 ROWS = "thresher_rows"
@@ -24,12 +25,8 @@ def module_of_head(kind: type) -> ModuleType | None:
     Args:
         kind: Class of a trainer.
     """
-    bases = [
-        base
-        for base in kind.__mro__
-        if base.__name__ == "SFTTrainer" and base.__module__.startswith("trl.")
-    ]
-    module = sys.modules[bases[0].__module__] if bases else None
+    base = trl_class(kind, ["SFTTrainer"])
+    module = None if base is None else sys.modules[base.__module__]
     return module if hasattr(module, "add_fused_lm_head") else None
 
 

@@ -219,23 +219,27 @@ def without_loss(outputs: Any) -> Any:
     return outputs if isinstance(outputs, Mapping) else outputs[1:]
 
 
-def check_same(own: Tensor, other: Tensor) -> None:
-    """Checks that the loss of a trainer agrees with the loss computed from those of the single positions (tokens).
+def check_same(
+    own: Tensor, other: Tensor, what: str = "its fused head", way_out: str = _OTHER_LOSSES
+) -> None:
+    """Checks that the loss of a trainer agrees with the loss computed from those of the single positions (tokens), or pairs.
 
     Args:
         own: Loss that the trainer computed, shape ().
         other: Loss computed from the losses of the positions, shape ().
+        what: Source of the other loss. Default: the fused head.
+        way_out: Sentences that tell what to do if they differ. Default: change the loss.
 
     Raises:
         ValueError: The two losses differ.
     """
-    if not _same(own, other):
+    if not _same(own, other, equal_nan=True):
         raise ValueError(
             f"thresher.transformers.Selection: on a batch, the trainer's loss is {own.item():.6g}, but the loss computed from "
-            f"its fused head is {other.item():.6g}: the selection would train another loss. {_OTHER_LOSSES}"
+            f"{what} is {other.item():.6g}: the selection would train another loss. {way_out}"
         )
 
 
-def _same(own: Tensor, other: Tensor, atol: float = 1e-6) -> bool:
-    same = same_losses(own, other, rtol=(1e-4, 2e-2), atol=(atol, atol), equal_nan=False)
+def _same(own: Tensor, other: Tensor, atol: float = 1e-6, *, equal_nan: bool = False) -> bool:
+    same = same_losses(own, other, rtol=(1e-4, 2e-2), atol=(atol, atol), equal_nan=equal_nan)
     return bool(same.all())

@@ -26,14 +26,16 @@ from thresher.run.attach import GIVEN_BY_TRAINER, attach, check_further_settings
 from thresher.run.learning_rate import PacedLR
 from thresher.run.run import Run
 from thresher.transformers.checks import (
+    PAIR_TRAINERS,
     batches_in_epoch,
+    check_chooses_before,
     check_has_ids,
     check_known_length,
     check_labels_of_rows,
-    check_rows_joined,
     check_settings_of,
     keeps_own_batches,
     passes_beside_head,
+    trl_class,
 )
 from thresher.transformers.fused_head import (
     ROWS,
@@ -52,6 +54,7 @@ from thresher.transformers.losses import (
     naming_collator,
     without_loss,
 )
+from thresher.transformers.pairs import Margins, as_two_classes, losses_of_pairs
 from thresher.trees import leaves
 
 
@@ -335,11 +338,17 @@ class Selection(Base):
             self._users_model(), self.per_position, smoothing=smoothing
         )
         if self._head is not None and self.padding_free:
-            check_rows_joined(self)
+            check_chooses_before(
+                self,
+                "SFTConfig(packing=True) or SFTConfig(padding_free=True)",
+                "These settings join examples into one row; padding_free=False does not.",
+            )
             train_dataloader.collate_fn = NotingLengths(train_dataloader.collate_fn)
-        of_head: dict[str, Any] = {}
+        of_trl: dict[str, Any] = {}
+        if self._of_pairs:
+            of_trl = {"collate_keeps_rows": True}  # the check knows no batch with two rows a pair
         if self._head is not None:
-            of_head = {"signals": self._head.signals, **passes_beside_head(self)}
+            of_trl = {"signals": self._head.signals, **passes_beside_head(self)}
         model, loader = super()._prepare_for_training(
             max_steps, train_dataloader, resume_from_checkpoint
         )
@@ -352,7 +361,7 @@ class Selection(Base):
             epochs=self._epochs_of(loader),
             forward=self._forward,
             device=self.args.device,
-            **self.selection_settings | of_head,
+            **self.selection_settings | of_trl,
         )
         run._parts.attributor.samples_come_first()
         self._trains = True
@@ -411,7 +420,7 @@ class Selection(Base):
             raise AttributionError(
                 "thresher.transformers.Selection: the rows of the batch are not samples of the dataset. Use a data_collator "
                 "that pads: DataCollatorWithFlattening and SFTConfig(padding_free=True) join samples in one row. For two rows "
-                "of a pair, write your own loop with run.reduce(losses, ids=run.ids)."
+                "of a pair, use RewardTrainer or DPOTrainer of TRL, or write your own loop with run.reduce(losses, ids=run.ids)."
             ) from error
         try:
             return super().training_step(self.run.model, inputs, num_items_in_batch)
@@ -424,6 +433,8 @@ class Selection(Base):
         """Returns the loss of the selected samples in training, and the trainer's own loss otherwise."""
         if self._rows is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self._of_pairs:
+            return self._loss_of_pairs(model, inputs, return_outputs, num_items_in_batch)
         if self._head is not None:
             return self._loss_of_head(model, inputs, return_outputs, num_items_in_batch)
         # The trainer's own loss is that of full training, but `per_position` has to agree with it.
@@ -502,6 +513,16 @@ class Selection(Base):
         loss = self._reduced(inputs, outputs, lengths, total) * scale + more
         return (loss, outputs) if return_outputs else loss
 
+    def _loss_of_pairs(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
+        """Returns the loss of the selected pairs, from the margins in the loss of the trainer."""
+        with Margins() as margins:
+            trainer_loss, outputs = self._own_loss(model, inputs, total)
+        losses, rewards = losses_of_pairs(self, inputs, outputs, margins.last, trainer_loss)
+        loss = self.run.reduce(losses, self._rows and self._rows[0], *as_two_classes(rewards), 1)
+        if self.run._parts.config.trains_in_full:
+            loss = trainer_loss
+        return (loss, outputs) if return_outputs else loss
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Saves the states of the optimizer, of the scheduler without its pace, and of the run."""
         if not self._trains:
@@ -527,6 +548,10 @@ class Selection(Base):
     def _head(self) -> HeadLosses | None:
         return self._losses if isinstance(self._losses, HeadLosses) else None
 
+    @property
+    def _of_pairs(self) -> bool:
+        return trl_class(type(self), PAIR_TRAINERS) is not None
+
     def _fused_head(self) -> HeadLosses | None:
         """Losses of the fused head, if SFTTrainer computes its loss with it; None if the loss takes logits."""
         by_logits = (
@@ -540,10 +565,10 @@ class Selection(Base):
         return None
 
     def _with_ids(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Adds the ids of the examples to the lengths of a joined row, while `run.ids` is still that of the same batch."""
+        """Adds the ids of the examples of a joined row, or of pairs, while `run.ids` is still that of the same batch."""
         for batch in batches:
-            if ROWS in batch:
-                batch[ROWS] = self.run.ids, batch[ROWS]
+            if ROWS in batch or (self._of_pairs and self._trains):
+                batch[ROWS] = self.run.ids, batch.get(ROWS)
             yield batch
 
     def _users_model(self) -> Any:

@@ -228,25 +228,8 @@ def test_trainers_of_preferences_are_refused(monkeypatch):
     from trl.experimental.cpo import CPOTrainer
     from trl.experimental.orpo import ORPOTrainer
 
-    known = (cases.trl.DPOTrainer, cases.trl.KTOTrainer, cases.trl.RewardTrainer)
-    for kind in (*known, CPOTrainer, ORPOTrainer):
+    for kind in (cases.trl.KTOTrainer, CPOTrainer, ORPOTrainer):
         selecting = type("Selecting", (cases.Selection, kind), {})
         match = f"{kind.__name__} of TRL is not supported. .* write your own loop with run.reduce"
         with pytest.raises(ValueError, match=match):
             checks.check_no_preferences(selecting)
-
-
-def test_a_trainer_of_pairs_is_refused_before_training(tmp_path):
-    class DPO(cases.Selection, cases.trl.DPOTrainer):
-        pass
-
-    pairs = {"prompt": cases.lines(0), "chosen": cases.lines(1), "rejected": cases.lines(2)}
-    with pytest.raises(ValueError, match="DPOTrainer of TRL is not supported"):
-        DPO(
-            cases.model(),
-            cases.model(),
-            args=cases.trl.DPOConfig(str(tmp_path), report_to=[], use_cpu=True, bf16=False),
-            train_dataset=cases.datasets.Dataset.from_dict(pairs),
-            processing_class=cases.texts()[1],
-            selection=thresher.FullData(),
-        )
