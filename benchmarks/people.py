@@ -28,12 +28,12 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from cleanlab.filter import find_label_issues  # pyright: ignore[reportMissingImports]
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
@@ -88,6 +88,7 @@ class Text(nn.Module):
         self.classes = nn.Sequential(nn.Dropout(0.3), nn.Linear(32, 3))
 
     def forward(self, words: Tensor) -> Tensor:
+        """Returns the scores of the classes, shape (N, 3), of numbers of words, shape (N, WORDS)."""
         count = (words > 0).sum(1, keepdim=True).clamp(min=1)
         return self.classes(self.words(words).sum(1) / count.sqrt())
 
@@ -100,7 +101,7 @@ def image_network() -> nn.Module:
         return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
 
     widths = (3, 32, 64, 128)
-    layers = [layer for pair in zip(widths, widths[1:], strict=False) for layer in block(*pair)]
+    layers = [layer for pair in pairwise(widths) for layer in block(*pair)]
     network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 4 * 4, 10))
     return network.to(memory_format=torch.channels_last)
 
@@ -152,7 +153,7 @@ def cifar(column: str, folder: Path, seed: int) -> Labeled:
 def hashed_words(text: str) -> list[int]:
     """Returns the numbers of the words and pairs of words of a text, 1 to VOCABULARY - 1, and 0 to fill up."""
     words = re.findall(r"[a-z']+|[!?:;()]+", text.lower())
-    parts = words + [" ".join(pair) for pair in zip(words, words[1:], strict=False)]
+    parts = words + [" ".join(pair) for pair in pairwise(words)]
     numbers = [1 + zlib.crc32(part.encode()) % (VOCABULARY - 1) for part in parts[:WORDS]]
     return numbers + [0] * (WORDS - len(numbers))
 
@@ -297,6 +298,9 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         job: Source and seed.
         folder: Folder or file of the source.
     """
+    # Only this benchmark needs cleanlab, which `make .venv/for-verify` installs.
+    from cleanlab.filter import find_label_issues  # pyright: ignore[reportMissingImports]
+
     source = SOURCES[job.source]
     of = source.load(folder, job.seed)
     wrong = (of.labels != of.right).numpy()
@@ -390,6 +394,11 @@ def change_of_suspicion(done: Done, planted: observe.Done) -> dict[str, float]:
     }
 
 
+def suspicion_becomes_aum(change: Mapping[str, float]) -> bool:
+    """Returns whether the change of `suspicion` that was declared is made, from the differences that decide."""
+    return sum(value > 0 for value in change.values()) >= 3 and min(change.values()) >= -0.01
+
+
 def _means(results: Sequence[Mapping[str, Any]], part: str, score: str) -> str:
     of = [result[part][score] for result in results if score in result[part]]
     mean = {name: float(np.mean([one[name] for one in of])) for name in of[0]}
@@ -450,11 +459,10 @@ def table_of_accuracies(done: Done) -> str:
 def text(done: Done, planted: observe.Done) -> str:
     """Returns the tables and the verdict about `suspicion` in Markdown."""
     change = change_of_suspicion(done, planted)
-    ahead = sum(value > 0 for value in change.values())
-    replaced = ahead >= 3 and min(change.values()) >= -0.01
+    becomes = "becomes" if suspicion_becomes_aum(change) else "does not become"
     verdict = (
         f"The mean AUROC of `aum` less that of `suspicion`: {', '.join(f'{name} {value:+.3f}' for name, value in change.items())}. "
-        f"So `suspicion` {'becomes' if replaced else 'does not become'} `aum`: it would have to be ahead on three of these four, and "
+        f"So `suspicion` {becomes} `aum`: it would have to be ahead on three of these four, and "
         "behind by more than 0.01 on none."
     )
     return "\n\n".join(
