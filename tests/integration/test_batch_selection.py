@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 import thresher
+from depth import crossed
 from helpers import as_if_trained
 from thresher import (
     BatchPlan,
@@ -983,19 +984,20 @@ class Known(Stream):
         return self.n
 
 
-@pytest.mark.parametrize("kind", [Stream, Known])
-@pytest.mark.parametrize("drop_last", [False, True])
+STREAMED = [
+    (SB(keep=0.5), "once", [8] * 6 + [2]),
+    (SB(keep=0.5), "auto", [8] * 6 + [2]),
+    (SB(keep=0.5), "twice", [8, 8, 8, 1]),
+    (RandomBackprop(keep=0.5), "auto", [4] * 6 + [1]),
+    (RandomBackprop(keep=0.5), "twice", [8, 8, 8, 1]),
+]
+
+
 @pytest.mark.parametrize(
-    ("method", "passes", "sizes"),
-    [
-        (SB(keep=0.5), "once", [8] * 6 + [2]),
-        (SB(keep=0.5), "auto", [8] * 6 + [2]),
-        (SB(keep=0.5), "twice", [8, 8, 8, 1]),
-        (RandomBackprop(keep=0.5), "auto", [4] * 6 + [1]),
-        (RandomBackprop(keep=0.5), "twice", [8, 8, 8, 1]),
-    ],
+    ("kind", "drop_last", "case"), crossed([Stream, Known], [False, True], STREAMED)
 )
-def test_streams(kind, drop_last, method, passes, sizes):
+def test_streams(kind, drop_last, case):
+    method, passes, sizes = case
     run, _, optimizer = make(
         method, passes, loader=DataLoader(kind(), B, drop_last=drop_last), epochs=3
     )

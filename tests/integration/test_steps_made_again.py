@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from depth import crossed
 
 N, B = 64, 16
 METHODS = [
@@ -84,9 +85,9 @@ class Loop:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("zeroed", [False, True])
-@pytest.mark.parametrize("factor", [1.0, torch.inf])
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize(
+    ("method", "factor", "zeroed"), crossed(METHODS, [1.0, torch.inf], [False, True]), ids=str
+)
 def test_a_forward_pass_that_is_made_again(method, factor, zeroed):
     """In float32 after half precision overflowed: the first loss is dropped without a backward pass."""
     loop = Loop(method, epochs=3)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import thresher
-from depth import depth
+from depth import crossed, depth
 from helpers import assert_same
 
 N, B = 61, 8
@@ -141,17 +141,18 @@ class Unsized(Stream):
         raise TypeError("the pipe has no valid length")
 
 
-@pytest.mark.parametrize("stated", [16, 40, 41, 90, 200])
-@pytest.mark.parametrize("drop_last", [False, True])
+SHARES = [
+    (0.5, {}, 48),
+    (thresher.SelectiveBackprop(keep=0.5), {}, 96),
+    (thresher.SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}, 48),
+]
+
+
 @pytest.mark.parametrize(
-    ("method", "more", "kept"),
-    [
-        (0.5, {}, 48),
-        (thresher.SelectiveBackprop(keep=0.5), {}, 96),
-        (thresher.SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}, 48),
-    ],
+    ("stated", "drop_last", "case"), crossed([16, 40, 41, 90, 200], [False, True], SHARES)
 )
-def test_the_length_of_a_stream_is_a_hint(stated, drop_last, method, more, kept):
+def test_the_length_of_a_stream_is_a_hint(stated, drop_last, case):
+    method, more, kept = case
     run, optimizer = attached(method, Hinted(stated), drop_last=drop_last, **more)
     for number in (1, 2):
         rows = sum(map(len, epoch(run, optimizer)))

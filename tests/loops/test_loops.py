@@ -12,8 +12,8 @@ from tests.loops.training import EPOCHS, Training
 
 import thresher
 
-LOOPS = depth(200, 5000)
-GROUPS = 20
+LOOPS = depth(100, 5000)
+GROUPS = depth(10, 20)
 REFUSALS = (thresher.AttributionError, NotImplementedError, RuntimeError, TypeError, ValueError)
 FULL = ("FullData", "observe")
 

@@ -7,6 +7,7 @@ import torch
 from torch import distributed
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
+from depth import crossed
 from thresher import Shuffle, rng
 from thresher.permutation import PIECE, Permutation
 
@@ -69,9 +70,9 @@ def test_nothing_is_held_in_memory():
     assert peak < 16 * 2**20
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 7, 48, 50, 51])
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(
+    ("n", "replicas", "drop_last"), crossed([1, 2, 7, 48, 50, 51], [1, 2, 3, 4, 8], [False, True])
+)
 def test_ids_are_dealt_out_as_by_a_distributed_sampler(n, replicas, drop_last):
     parts = []
     for rank in range(replicas):

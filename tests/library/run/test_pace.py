@@ -9,6 +9,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
+from depth import crossed
 
 # SequentialLR of torch 2.6 calls its schedulers in a way that they warn of.
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
@@ -125,9 +126,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("make", SCHEDULES)
+@pytest.mark.parametrize(("make", "every", "method"), crossed(SCHEDULES, [1, 3], METHODS))
 def test_shorter_epochs_end_at_the_last_rate_of_the_plain_loop(make, every, method):
     rates = plain(make, every)
     loop = Loop(make, method, every)

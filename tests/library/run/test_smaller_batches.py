@@ -14,6 +14,7 @@ from torch.utils.data import (
 )
 
 import thresher
+from depth import crossed
 from helpers import assert_same
 from thresher.records import NEVER_SEEN, Column
 from thresher.scores import Scores
@@ -66,9 +67,9 @@ def _trusting():
         yield
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("share", [0.15, 0.35, 0.5, 0.77, 1.0])
-@pytest.mark.parametrize("epochs", [2, 5])
+@pytest.mark.parametrize(
+    ("share", "drop_last", "epochs"), crossed([0.15, 0.35, 0.5, 0.77, 1.0], [False, True], [2, 5])
+)
 def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(share, drop_last, epochs):
     run, optimizer = attached(share, epochs=epochs, drop_last=drop_last)
     for _ in range(epochs):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import thresher
-from depth import depth
+from depth import crossed, depth
 from subset_cases import numbers, same_as_plain, wrap
 
 N, KEPT = 6, [1, 3, 4]
@@ -32,12 +32,14 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
-    "layout", [torch.contiguous_format, torch.channels_last, "tokens"], ids=str
-)
-@pytest.mark.parametrize(
-    "act", depth([nn.ELU, nn.Identity], [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.ELU, nn.Identity])
+    ("act", "layout", "loss"),
+    crossed(
+        depth([nn.ELU, nn.Identity], [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.ELU, nn.Identity]),
+        [torch.contiguous_format, torch.channels_last, "tokens"],
+        [*LOSSES],
+    ),
+    ids=str,
 )
 def test_gradients_are_those_of_the_module(act, layout, loss):
     torch.manual_seed(0)
