@@ -513,7 +513,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
             by_class: Whether samples are compared only within their class, as in `suspects`. Default: False.
             classes: Names of the classes by number. Default: the list `classes` of the dataset or, without one, numbers.
             show: Function from an id to a picture or a text. Default: the sample in the dataset, or the first part of a tuple;
-                a sample that is neither picture nor text is shown as its row of the table.
+                a sample that is neither picture nor text is shown as its row of the table. A dict with "chosen" and "rejected", a
+                pair of answers, is shown with both side by side.
 
         Raises:
             ImportError: Pillow or matplotlib is not installed.

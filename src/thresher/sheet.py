@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import chain, islice
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ SIDE = 128
 """Largest width and height of a picture, in pixels."""
 LONGEST_TEXT = 300
 """Largest number of characters of a text."""
+SIDE_BY_SIDE = "\x1e"
+"""Separator of texts that a page shows side by side, and a picture one below the other."""
 PER_ROW = 8
 """Number of samples in a row of a PNG file. The sizes below are those of a PNG file, in pixels."""
 GAP = 10
@@ -43,6 +46,8 @@ ul {{ list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: 1rem; }
 li {{ width: 12rem; overflow-wrap: anywhere; }}
 img {{ width: 128px; height: 128px; object-fit: contain; object-position: left; image-rendering: pixelated; }}
 p {{ white-space: pre-wrap; }}
+li:has(p + p) {{ width: 100%; display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 0 1rem; }}
+li:has(p + p) div {{ grid-column: 1 / -1; }}
 </style>
 <p>{title}</p>
 <ul>
@@ -118,6 +123,8 @@ def read_sample(number: int, dataset: Any, show: Callable[[int], Any] | None, ro
             given = dataset[number]
         else:
             return row
+    if isinstance(given, Mapping) and given.keys() >= {"chosen", "rejected"}:
+        return text_of_pair(given)
     if isinstance(given, tuple | list) and given:
         given = given[0]
     parts = given if isinstance(given, tuple | list) else (given,)
@@ -138,6 +145,37 @@ def read_sample(number: int, dataset: Any, show: Callable[[int], Any] | None, ro
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
+def text_of_pair(row: Mapping[str, Any]) -> str:
+    """Returns the end of what the answers of a pair begin with, and how each goes on, with at most 300 characters each.
+
+    Args:
+        row: Texts or lists of messages by the names "chosen", "rejected" and perhaps "prompt".
+
+    Example:
+        >>> row = {"prompt": "Where?", "chosen": " It is here.", "rejected": " It is there."}
+        >>> text_of_pair(row).split(SIDE_BY_SIDE)
+        ['prompt: Where? It is ', 'chosen: here.', 'rejected: there.']
+    """
+    prompt = _as_text(row.get("prompt", ""))
+    # RewardTrainer of TRL puts the prompt before the answers as well.
+    chosen = prompt + _as_text(row["chosen"]).removeprefix(prompt)
+    rejected = prompt + _as_text(row["rejected"]).removeprefix(prompt)
+    start = max(len(prompt), commonprefix([chosen, rejected]).rfind(" ") + 1)  # noqa: RUF071
+    texts = [
+        f"prompt: {chosen[:start][-LONGEST_TEXT:]}",
+        f"chosen: {chosen[start:][:LONGEST_TEXT]}",
+        f"rejected: {rejected[start:][:LONGEST_TEXT]}",
+    ]
+    return SIDE_BY_SIDE.join(texts)
+
+
+def _as_text(given: Any) -> str:
+    """Returns a text, or the messages of a conversation as a text."""
+    if isinstance(given, str):
+        return given
+    return "".join(f"{message['role']}: {message['content']}\n" for message in given)
+
+
 def write_sheet(path: Path, title: str, cards: Sequence[SampleCard]) -> None:
     """Writes samples to a file.
 
@@ -152,7 +190,9 @@ def write_sheet(path: Path, title: str, cards: Sequence[SampleCard]) -> None:
     items = []
     for card in cards:
         image = card.image
-        shown = f"<p>{escape(card.shown)}</p>" if image is None else f'<img src="{image}" alt="">'
+        shown = f'<img src="{image}" alt="">'
+        if image is None:
+            shown = f"<p>{escape(card.shown).replace(SIDE_BY_SIDE, '</p><p>')}</p>"
         caption = "<br>".join(map(escape, card.lines))
         items.append(f"<li>{shown}<div>{caption}</div></li>")
     path.write_text(PAGE.format(title=escape(title), items="\n".join(items)), encoding="utf-8")

@@ -276,3 +276,59 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch, module, draw)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"need the module {module}.*'thresher\[plot\]'"):
         draw(DataMap(table, [GREY] * 3), tmp_path / "a.png")
+
+
+CHATS = {
+    "prompt": [{"role": "user", "content": "Where?"}],
+    "chosen": [{"role": "assistant", "content": "It is here."}],
+    "rejected": [{"role": "assistant", "content": "It is <there>."}],
+}
+BEGINNING = "It was a long story. " * 40
+PAIRS = [
+    {"prompt": "Where?", "chosen": " Here.", "rejected": " There.", "chosen_ids": [1, 2]},
+    {"prompt": "Where?", "chosen": "Where? Here.", "rejected": "Where? There."},
+    {"chosen": "Where? Here.", "rejected": "Where? There."},
+    CHATS,
+    {"chosen": f"{BEGINNING}Yes.", "rejected": f"{BEGINNING}No.{BEGINNING}"},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (PAIRS[0], ["prompt: Where? ", "chosen: Here.", "rejected: There."]),
+        (PAIRS[1], ["prompt: Where? ", "chosen: Here.", "rejected: There."]),
+        (PAIRS[2], ["prompt: Where? ", "chosen: Here.", "rejected: There."]),
+        (
+            PAIRS[3],
+            [
+                "prompt: user: Where?\nassistant: It is ",
+                "chosen: here.\n",
+                "rejected: <there>.\n",
+            ],
+        ),
+        (
+            PAIRS[4],
+            [
+                f"prompt: {BEGINNING[-300:]}",
+                "chosen: Yes.",
+                f"rejected: {('No.' + BEGINNING)[:300]}",
+            ],
+        ),
+    ],
+    ids=["answers", "prompt in the answers", "no prompt", "messages", "long"],
+)
+def test_a_pair_shows_where_its_answers_differ(row, expected):
+    assert sheet.read_sample(0, [row], None, "").split(sheet.SIDE_BY_SIDE) == expected
+
+
+def test_a_pair_is_shown_side_by_side(tmp_path):
+    """Above each other in a picture, whose samples are narrow."""
+    columns = {"id": np.arange(5), "suspicion": np.linspace(0, 1, 5), "times_seen": np.ones(5)}
+    found = thresher.DataMap(columns)
+    found.sheet(tmp_path / "pairs.html", 2, show=lambda number: PAIRS[number])
+    page = (tmp_path / "pairs.html").read_text()
+    chats = "<p>prompt: user: Where?\nassistant: It is </p><p>chosen: here.\n</p><p>rejected: &lt;there&gt;.\n</p>"
+    assert f"<li>{chats}<div>" in page
+    found.sheet(tmp_path / "pairs.png", 5, show=lambda number: PAIRS[number])
+    assert "\x1e".join("ab").splitlines() == ["a", "b"]

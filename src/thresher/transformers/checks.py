@@ -41,7 +41,7 @@ def check_settings_of(trainer: Any) -> None:
     """
     args = trainer.args
     check_no_preferences(type(trainer))
-    if trl_class(type(trainer), PAIR_TRAINERS):
+    if trainer._of_pairs:
         check_pairs(trainer)
     if args.max_steps > 0 and not _keeps_steps(trainer):
         raise unsupported(
@@ -109,15 +109,11 @@ def check_pairs(trainer: Any) -> None:
         ValueError: The loss, the method or the data_collator is not supported.
     """
     name = type(trainer).__name__
-    for loss_type in getattr(trainer, "loss_types", ()):
-        if loss_type not in ("sigmoid", "sigmoid_norm"):
-            raise unsupported(
-                f"DPOConfig(loss_type={trainer.loss_types})",
-                "Use loss_type='sigmoid' or 'sigmoid_norm', or train without Selection.",
-            )
-    if getattr(trainer, "use_weighting", False):
+    weighted = getattr(trainer, "use_weighting", False)
+    if weighted or not {*getattr(trainer, "loss_types", ())} <= {"sigmoid", "sigmoid_norm"}:
         raise unsupported(
-            "DPOConfig(use_weighting=True)", "Use use_weighting=False, or train without Selection."
+            f"DPOConfig(loss_type={trainer.loss_types}, use_weighting={weighted})",
+            "Use loss_type='sigmoid' or 'sigmoid_norm' and use_weighting=False, or train without Selection.",
         )
     if trainer.per_position is not None or trainer._tokens is not None:
         raise unsupported(

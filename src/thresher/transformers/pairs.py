@@ -78,5 +78,5 @@ def as_two_classes(margins: Tensor) -> tuple[Tensor, Tensor]:
         >>> as_two_classes(torch.tensor([0.5]))
         (tensor([[0.0000, 0.5000]]), tensor([[0., 1.]]))
     """
-    zeros = torch.zeros_like(margins, dtype=torch.float32)
-    return torch.stack((zeros, margins.float()), 1), torch.stack((zeros, zeros + 1), 1)
+    column = margins.float().unsqueeze(1)
+    return F.pad(column, (1, 0)), F.pad(torch.ones_like(column), (1, 0))

@@ -1,5 +1,7 @@
 """RewardTrainer and DPOTrainer of TRL with a selection: the loss and the margin of each pair."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -175,14 +177,17 @@ def test_a_loss_without_margins_is_refused(tmp_path):
     [
         (
             {"loss_type": ["hinge"]},
-            r"loss_type=\['hinge'\]\) is not supported. Use loss_type='sigmoid'",
+            r"loss_type=\['hinge'\], use_weighting=False\) is not supported. Use loss_type='sigmoid'",
         ),
-        ({"loss_type": ["sigmoid", "sft"]}, r"loss_type=\['sigmoid', 'sft'\]\) is not supported"),
+        (
+            {"loss_type": ["sigmoid", "sft"]},
+            r"loss_type=\['sigmoid', 'sft'\], use_weighting=False\) is not supported",
+        ),
         (
             {"loss_type": ["robust"], "label_smoothing": 0.1},
             "is not supported. Use loss_type='sigmoid'",
         ),
-        ({"use_weighting": True}, r"DPOConfig\(use_weighting=True\) is not supported"),
+        ({"use_weighting": True}, r"use_weighting=True\) is not supported"),
         ({"with_per_position": print}, "per_position= or TokenSelection with Preferring"),
         (
             {"with_data_collator": print},
@@ -202,6 +207,18 @@ def test_methods_that_need_a_row_per_sample_are_refused(method, name, tmp_path):
     match = "A batch has two rows for a pair. This method needs one row per sample. Use a method that chooses before"
     with pytest.raises(ValueError, match=match):
         cases.trainer(tmp_path, method, name)
+
+
+def test_an_auxiliary_loss_is_refused_before_a_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(cases.sft_cases, "model", partial(cases.sft_cases.model, experts=True))
+    made = cases.trainer(tmp_path, thresher.FullData(), "dpo, float32")
+    with pytest.raises(ValueError, match=r"another loss. .*router_aux_loss_coef=0\.0"):
+        made.train()
+    without = cases.trainer(
+        tmp_path, thresher.FullData(), "dpo, float32", router_aux_loss_coef=0.0, **OBSERVED
+    )
+    without.train()
+    assert (made.state.global_step, without.state.global_step) == (0, 12)
 
 
 def test_weights_of_losses_are_refused_before_a_step(tmp_path):
@@ -236,3 +253,23 @@ def test_a_loss_that_is_not_finite_goes_on(tmp_path):
         made.model.score.weight[0, 0] = torch.nan
     made.train()
     assert made.state.global_step == 12
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_sheet_shows_the_answers_of_the_suspects(name, tmp_path):
+    made = cases.trainer(tmp_path, thresher.FullData(), name, num_train_epochs=1, **OBSERVED)
+    made.train()
+    found = made.run.data_map()
+    found.sheet(
+        tmp_path / "pairs.html",
+        2,
+        classes=["rejected", "chosen"],
+        show=lambda number: made.train_dataset[number],
+    )
+    page = (tmp_path / "pairs.html").read_text()
+    for number in found.suspects(2).tolist():
+        row = cases.data()[number]
+        texts = [f"prompt: {row['prompt']} "]
+        texts += [f"{side}: {row[side].strip()}&lt;eos&gt;" for side in ("chosen", "rejected")]
+        preferred = ("rejected", "chosen")[found["predicted"][number]]
+        assert f"<p>{'</p><p>'.join(texts)}</p><div>{number}<br> → {preferred}<br>" in page
