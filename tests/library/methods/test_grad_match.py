@@ -8,29 +8,16 @@ import pytest
 import torch
 
 from thresher import EpochPlan, GradMatch, attach
-from thresher.methods import _matching_pursuit as matching_pursuit
 from thresher.methods._matching_pursuit import (
-    Atoms,
-    match,
     match_classes,
     match_runs,
     run_atoms,
-    sample_atoms,
 )
 from thresher.methods.contract import full_pass_names
 from thresher.records import Records
 from thresher.rng import seeded
 
 CPU = torch.device("cpu")
-
-
-def atoms_of(vectors: Any, target: Any) -> Atoms:
-    vectors, target = np.array(vectors, float), np.array(target, float)
-    return Atoms(lambda i: vectors @ vectors[i], vectors @ target, float(target @ target))
-
-
-def gathered(atoms: Atoms) -> np.ndarray:
-    return np.array([atoms.row(i) for i in range(len(atoms.correlation))])
 
 
 def known(n: int, classes: int = 4, width: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -70,101 +57,7 @@ def weights_of(plan: EpochPlan) -> dict[int, float]:
 # Matching pursuit
 
 
-def test_an_atom_that_no_longer_helps_is_given_back() -> None:
-    """(10, 5) points along (4, 0) most; beside (1, 0.1) its weight would be below zero."""
-    atoms = atoms_of([(10, 5), (1, 0.1)], (4, 0))
-    assert match(atoms, 1).chosen.tolist() == [0]
-    found = match(atoms, 2)
-    assert found.chosen.tolist() == [1]
-    assert found.weights == pytest.approx([4 / 1.01])
-    assert found.residual == pytest.approx(16 - 16 / 1.01)
-
-
-def test_equal_atoms_are_taken_once_and_the_first_of_them() -> None:
-    found = match(atoms_of([(1, 0), (2, 0), (2, 0), (0, 1), (0, 1)], (4, 3)), 5)
-    assert found.chosen.tolist() == [1, 3]
-    assert found.weights == pytest.approx([2, 3])
-
-
-def test_a_penalty_takes_equal_atoms_as_well() -> None:
-    """Weights of 1 each, of min (4 - a - b)^2 + 2 a^2 + 2 b^2, have a smaller square than one of 4 / 3."""
-    found = match(atoms_of([(1, 0), (1, 0)], (4, 0)), 2, penalty=2.0)
-    assert sorted(found.chosen.tolist()) == [0, 1]
-    assert found.weights == pytest.approx([1, 1])
-    assert match(atoms_of([(1, 0), (1, 0)], (4, 0)), 1, penalty=2.0).weights == pytest.approx(
-        [4 / 3]
-    )
-
-
-def test_it_ends_where_it_is_close_enough() -> None:
-    atoms = atoms_of(np.diag([4.0, 2.0, 1.0]), (4, 2, 1))
-    for tolerance, chosen_atoms in ((0.0, 3), (0.2, 3), (0.23, 2), (0.5, 1), (0.9, 1)):
-        found = match(atoms, 3, tolerance=tolerance)
-        assert found.chosen.tolist() == [0, 1, 2][:chosen_atoms]
-        assert math.sqrt(found.residual) == pytest.approx(
-            [math.sqrt(5), 1, 0][chosen_atoms - 1], abs=1e-6
-        )
-
-
-@pytest.mark.parametrize(
-    ("vectors", "target"),
-    [
-        ([(1, 0), (0, 1)], (0, 0)),
-        ([(-1, 0), (-1, -1)], (1, 1)),
-        ([(0, 0)], (1, 1)),
-        ([(0, 1)], (1, 0)),
-    ],
-)
-def test_nothing_points_along_the_target(vectors: Any, target: Any) -> None:
-    found = match(atoms_of(vectors, target), 2)
-    assert (len(found.chosen), len(found.weights)) == (0, 0)
-    assert found.chosen.dtype == np.int64
-    assert found.residual == float(np.dot(target, target))
-
-
-def test_no_budget_and_no_atoms() -> None:
-    assert len(match(atoms_of([(1, 0)], (1, 0)), 0).chosen) == 0
-    assert len(match(Atoms(lambda _: np.empty(0), np.empty(0), 0.0), 3).chosen) == 0
-
-
 # Gradients by their factors
-
-
-def test_products_of_sample_gradients() -> None:
-    r = np.random.default_rng(1)
-    error, feature = (
-        r.normal(size=(7, 3)).astype(np.float32),
-        r.normal(size=(7, 5)).astype(np.float32),
-    )
-    atoms = sample_atoms(error, feature)
-    vectors = np.array(
-        [
-            np.outer(e, h).ravel()
-            for e, h in zip(error.astype(float), feature.astype(float), strict=True)
-        ]
-    )
-    assert gathered(atoms) == pytest.approx(vectors @ vectors.T)
-    assert atoms.correlation == pytest.approx(vectors @ vectors.sum(0))
-    assert atoms.energy == pytest.approx(np.sum(vectors.sum(0) ** 2))
-
-
-@pytest.mark.parametrize("block", [1, 12, 2**24])
-@pytest.mark.parametrize(("n", "size"), [(12, 4), (13, 4), (3, 4), (5, 1), (4, 4)])
-def test_products_of_run_gradients(
-    monkeypatch: pytest.MonkeyPatch, n: int, size: int, block: int
-) -> None:
-    """A last run that is shorter is a mean of its own and counts like the others."""
-    monkeypatch.setattr(matching_pursuit, "RUN_BLOCK", block)
-    r = np.random.default_rng(2)
-    error, feature = r.normal(size=(n, 3)), r.normal(size=(n, 5))
-    atoms = run_atoms(error, feature, size)
-    runs = [range(start, min(start + size, n)) for start in range(0, n, size)]
-    means = np.array(
-        [np.mean([np.outer(error[i], feature[i]).ravel() for i in run], axis=0) for run in runs]
-    )
-    assert gathered(atoms) == pytest.approx(means @ means.T)
-    assert atoms.correlation == pytest.approx(means @ means.sum(0))
-    assert atoms.energy == pytest.approx(np.sum(means.sum(0) ** 2))
 
 
 def test_float32_gradients_are_multiplied_in_double_precision() -> None:
@@ -186,22 +79,6 @@ def test_runs_are_weighed_as_a_whole() -> None:
     assert distance == pytest.approx(0, abs=1e-6)
     weight, _ = match_runs(error, np.empty((5, 0)), np.array([4, 2, 3, 1, 0]), 1, 1)
     assert weight == pytest.approx([5 / 3, 0, 0, 0, 0])
-
-
-def test_each_class_has_its_share_rounded_up() -> None:
-    """Of 5, 3 and 1 samples ceil(3 * 5 / 9), 1 and 1; each class is matched by itself."""
-    labels = [0] * 5 + [1] * 3 + [2]
-    r = np.random.default_rng(3)
-    error = r.uniform(0.1, 0.4, size=(9, 3))
-    error[range(9), labels] = -r.uniform(0.3, 0.9, size=9)
-    weight, _ = match_classes(error, np.empty((9, 0)), np.array(labels), 3, own_row=False)
-    assert [np.count_nonzero(weight[:5]), np.count_nonzero(weight[5:8]), weight[8]] == [2, 1, 1]
-    for rows in (range(5), range(5, 8)):
-        own, none = np.array(labels)[rows], np.empty((len(rows), 0))
-        alone, _ = match_classes(
-            error[rows], none, own, np.count_nonzero(weight[rows]), own_row=False
-        )
-        assert weight[rows] == pytest.approx(alone)
 
 
 def test_the_row_of_the_own_class() -> None:
@@ -273,11 +150,6 @@ def test_a_subset_stays_until_the_next_selection(per: str) -> None:
     assert all(plan.facts["actual_fraction"] == 1 - len(plan.ids) / n for plan in plans)
 
 
-def test_keeping_everything_selects_nothing() -> None:
-    plan = planned(GradMatch(1.0), known(30))
-    assert plan.ids.tolist() == list(range(30)) and plan.weights is None and not plan.remember
-
-
 # What it selects
 
 
@@ -304,17 +176,6 @@ def test_four_bytes_a_sample() -> None:
     assert not Records(GradMatch().columns(), 3, CPU).signals
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"per": "class", "gradient": "bias"}, {"per": "class_gradient", "penalty": 0.5}],
-)
-def test_weights_have_mean_one(settings: dict[str, Any]) -> None:
-    plan = planned(GradMatch(0.3, batch_size=5, **settings), known(200))
-    assert plan.weights is not None and plan.weights.dtype == torch.float32
-    assert plan.weights.double().mean().item() == pytest.approx(1, rel=1e-6)
-    assert plan.weights.std() > 0.05
-
-
 def test_weights_that_keep_the_length_of_the_gradient() -> None:
     """The bias of two classes has one direction, which a batch matches exactly."""
     passed = known(100, classes=2)
@@ -333,30 +194,6 @@ def test_weights_that_keep_the_length_of_the_gradient() -> None:
     assert set(weights_of(plans["weights"]).values()) == {1.0}
 
 
-def test_whole_batches_of_consecutive_samples() -> None:
-    plan = planned(GradMatch(0.3, batch_size=5, runs="consecutive"), known(100))
-    starts = plan.ids[::5]
-    assert len(plan.ids) == 30 and (starts % 5 == 0).all()
-    assert plan.ids.tolist() == [start + i for start in starts.tolist() for i in range(5)]
-    assert plan.weights is not None
-    assert all(len(set(weights)) == 1 for weights in plan.weights.view(-1, 5).tolist())
-
-
-def test_samples_in_the_order_of_their_classes() -> None:
-    """Consecutive batches of one class each leave classes out; batches of a permutation do not."""
-    passed = known(400)
-    labels = passed["label"]
-    order = labels.argsort(stable=True)
-    passed = {name: values[order] for name, values in passed.items()}
-
-    def classes(runs: Any) -> int:
-        plan = planned(GradMatch(0.05, batch_size=10, runs=runs), passed)
-        return len(set(labels[order][plan.ids].tolist()))
-
-    assert classes("consecutive") <= 2
-    assert classes("shuffled") == 4
-
-
 def test_the_seed_changes_permutation_and_filling_only() -> None:
     consecutive = GradMatch(0.1, batch_size=5, runs="consecutive")
     passed = known(100)
@@ -369,25 +206,6 @@ def test_the_seed_changes_permutation_and_filling_only() -> None:
     )
 
 
-def test_what_is_missing_is_filled_up_at_random() -> None:
-    """Two classes have one direction for the bias: a single batch matches it exactly."""
-    passed = known(100, classes=2)
-    plan = planned(GradMatch(0.3, gradient="bias", batch_size=10), passed)
-    assert plan.facts["matched"] == 10 and plan.facts["matching_error"] < 1e-6
-    weights = sorted(weights_of(plan).values())
-    assert len(weights) == 30 and len(set(weights)) == 2
-    assert weights[0] * 20 + weights[-1] * 10 == pytest.approx(30, rel=1e-6)
-    other = planned(
-        GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=1
-    )
-    again = planned(
-        GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=2
-    )
-    assert other.ids.tolist() != again.ids.tolist()
-    alone = planned(GradMatch(0.3, gradient="bias", batch_size=10, fill=False), passed)
-    assert len(alone.ids) == 10 and set(weights_of(alone).values()) == {1.0}
-
-
 @pytest.mark.parametrize(("fill", "kept"), [(True, 10), (False, 1)])
 @pytest.mark.parametrize("per", ["batch", "class", "class_gradient"])
 def test_gradients_of_zero_match_nothing(per: str, fill: bool, kept: int) -> None:
@@ -395,34 +213,6 @@ def test_gradients_of_zero_match_nothing(per: str, fill: bool, kept: int) -> Non
     plan = planned(GradMatch(0.1, per=per, fill=fill), passed)
     assert len(plan.ids) == kept and set(weights_of(plan).values()) == {1.0}
     assert plan.facts["matched"] == 0 and plan.facts["matching_error"] == 0
-
-
-@pytest.mark.parametrize("name", ["error", "feature"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_samples_that_are_not_finite_are_kept_with_weight_one(name: str, value: float) -> None:
-    passed = known(100, classes=6, width=8)
-    passed[name][[3, 50, 99], 1] = value
-    for per in ("batch", "class", "class_gradient"):
-        plan = planned(GradMatch(0.2, per=per, batch_size=1), passed)
-        weights = weights_of(plan)
-        assert weights[3] == weights[50] == weights[99] == 1
-        assert 20 <= len(weights) <= 26
-        assert plan.facts["matched"] == len(weights) - 3
-    ignored = planned(GradMatch(0.2, gradient="bias", batch_size=1), passed)
-    assert all(math.isfinite(weight) for weight in weights_of(ignored).values())
-    passed[name][:, 1] = value
-    assert weights_of(planned(GradMatch(0.2), passed)) == dict.fromkeys(range(100), 1.0)
-
-
-def test_more_samples_without_a_number_than_are_kept() -> None:
-    passed = known(100)
-    passed["error"][:30] = math.nan
-    assert weights_of(planned(GradMatch(0.1), passed)) == dict.fromkeys(range(30), 1.0)
-
-
-@pytest.mark.parametrize("per", ["batch", "class", "class_gradient"])
-def test_one_sample(per: str) -> None:
-    assert weights_of(planned(GradMatch(0.1, per=per), known(1))) == {0: 1.0}
 
 
 @pytest.mark.parametrize(
