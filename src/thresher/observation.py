@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset
 
+from thresher.group_table import GroupTable
 from thresher.methods.forgetting import UNSEEN_TURNS, turns
 from thresher.records import NEVER_SEEN, Column, Records
+from thresher.reviewing import PrecisionTable, precision_by_rank, read_answers, spread_ranks
 from thresher.samplers.stratified import codes_of, labels_of, same_classes
 from thresher.score_table import Scores
 from thresher.sheet import SampleCard, plot_package, read_sample, write_sheet
@@ -125,8 +127,6 @@ LEAST_AGREEMENT = 0.5
 LEAST_GAIN = 0.4
 """Share of what guessing the largest class gets wrong that the network must get right."""
 
-MOST_PRINTED = 20
-"""Largest number of groups that a printed `GroupTable` shows."""
 
 OF_ANY_LOSS = ("loss_sum", "loss_squares")
 """Columns that are only needed if the criterion may be something other than a classification loss."""
@@ -143,30 +143,6 @@ def least_agreement(largest: float) -> float:
         (0.5, 0.7)
     """
     return max(LEAST_AGREEMENT, largest + LEAST_GAIN * (1 - largest))
-
-
-class GroupTable(dict[str, NDArray[Any]]):
-    """Columns by name, each of shape (G,), that print as a table. See `DataMap.by`.
-
-    Example:
-        >>> GroupTable(group=np.array(["Al", "Bo"]), loss=np.array([0.5, 0.1234]))
-        group   loss
-        Al       0.5
-        Bo     0.123
-    """
-
-    def __repr__(self) -> str:
-        columns = []
-        for name, column in self.items():
-            whole = name == "group" or column.dtype.kind in "iu"
-            cells = [str(value) if whole else f"{value:.3g}" for value in column[:MOST_PRINTED]]
-            width = max(map(len, [name, *cells]))
-            align = str.ljust if name == "group" else str.rjust
-            columns.append([align(cell, width) for cell in [name, *cells]])
-        lines = ["  ".join(cells) for cells in zip(*columns, strict=True)]
-        if (more := len(self["group"]) - MOST_PRINTED) > 0:
-            lines.append(f"({more:,} more)")
-        return "\n".join(lines)
 
 
 class DataMap(Mapping[str, NDArray[Any]]):
@@ -314,7 +290,85 @@ class DataMap(Mapping[str, NDArray[Any]]):
             order = order[np.argsort(place, kind="stable")]
         return self["id"][seen[order[:count]]]
 
-    def by(self, source: Any, count: int | None = None, *, at_least: int = 20) -> "GroupTable":
+    def review(self, n: int = 50, *, seed: int = 0) -> dict[str, NDArray[np.int64]]:
+        """Returns samples spread over the whole ranking, for a person to say which labels are wrong; see `precision`.
+
+        The first of the ranking are drawn more densely.
+
+        Args:
+            n: Number of samples, 5 or more. Default: 50.
+            seed: Seed of the draw. Default: 0.
+
+        Returns:
+            A dictionary with `id`, int64, and `rank`, the place in `suspects()` counted from 1, int64, sorted by rank. `sheet`
+            takes it.
+
+        Raises:
+            ValueError: `n` is below 5, or no sample has a loss.
+
+        Example:
+            >>> columns = {"id": np.arange(9), "suspicion": np.arange(9) / 9, "times_seen": np.ones(9)}
+            >>> DataMap(columns).review(9)["id"]
+            array([8, 7, 6, 5, 4, 3, 2, 1, 0])
+        """
+        ids = self.suspects()
+        if n < 5 or not len(ids):
+            raise ValueError(
+                f"review: `n` must be 5 or more and samples must have losses, got {n} and {len(ids)} samples"
+            )
+        ranks = spread_ranks(len(ids), n, seed)
+        return {"id": ids[ranks - 1], "rank": ranks}
+
+    def precision(self, reviewed: Mapping[int, bool] | str | Path) -> PrecisionTable:
+        """Estimates how many labels are wrong from a person's answers about the samples of `review`.
+
+        The estimate assumes that the share of wrong labels falls along the ranking. Answer every sample of `review`: if you pick
+        samples yourself, the numbers are wrong.
+
+        Args:
+            reviewed: Whether the label is wrong, by id; or the file that a sheet saves, with the columns `id`, `rank` and
+                `wrong`, in which samples without an answer are left out.
+
+        Returns:
+            A dictionary of arrays of shape (B,), one value for each of up to five depths, that prints as a table:
+
+            - `first`: number of first suspects, int64.
+            - `wrong`: estimated number of wrong labels among them, int64, with a 95 % interval, `low` to `high`.
+            - `share`: estimated share of wrong labels at this rank, [0, 1], with a 95 % interval, `share_low` to `share_high`.
+
+            Its attribute `depth` is the rank after which fewer than one in five labels is estimated to be wrong.
+
+        Raises:
+            TypeError: `reviewed` is no mapping from ids to booleans, and no path.
+            ValueError: A sample is not in the ranking or has another rank, no sample has an answer, or the answers are not spread
+                over the ranking.
+
+        Example:
+            >>> columns = {"id": np.arange(4), "suspicion": np.array([0.9, 0.8, 0.1, 0.3]), "times_seen": np.ones(4)}
+            >>> found = DataMap(columns).precision({0: True, 1: True, 2: False, 3: False})
+            >>> found["wrong"], found.depth
+            (array([2]), 2)
+        """
+        answers = read_answers(reviewed)
+        ranks = self._ranks()
+        odd = [
+            number for number, (rank, _) in answers.items() if rank not in (None, ranks.get(number))
+        ]
+        if odd := odd or [number for number in answers if number not in ranks]:
+            raise ValueError(
+                f"precision: sample {odd[0]} has the rank {ranks.get(odd[0])} in this table; pass answers to `review()` of the same table"
+            )
+        rows = sorted((ranks[number], wrong) for number, (_, wrong) in answers.items())
+        return precision_by_rank(
+            np.array([rank for rank, _ in rows], dtype=np.int64),
+            np.array([wrong for _, wrong in rows], dtype=np.bool_),
+            len(ranks),
+        )
+
+    def _ranks(self) -> dict[int, int]:
+        return {number: rank for rank, number in enumerate(self.suspects().tolist(), 1)}
+
+    def by(self, source: Any, count: int | None = None, *, at_least: int = 20) -> GroupTable:
         """Compares groups of samples, such as the annotators, the series of windows, or the customers of rows.
 
         Samples that were never seen are left out. Hard classes come first in `by("label")`, whether or not their labels are wrong.
@@ -496,7 +550,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
     def sheet(
         self,
         path: str | Path,
-        count: int = 100,
+        count: int | Mapping[str, NDArray[np.int64]] = 100,
         *,
         by_class: bool = False,
         classes: Sequence[str] | None = None,
@@ -508,8 +562,9 @@ class DataMap(Mapping[str, NDArray[Any]]):
         saw. Global random states stay as they are.
 
         Args:
-            path: File that ends in .png or .html.
-            count: Number of samples, 1 or more. Default: 100.
+            path: File that ends in .png or .html. On an HTML page, each sample has the buttons "wrong" and "right", and a button
+                saves the answers for `precision`.
+            count: Number of samples, 1 or more; or the table of `review`. Default: 100.
             by_class: Whether samples are compared only within their class, as in `suspects`. Default: False.
             classes: Names of the classes by number. Default: the list `classes` of the dataset or, without one, numbers.
             show: Function from an id to a picture or a text. Default: the sample in the dataset, or the first part of a tuple;
@@ -530,15 +585,22 @@ class DataMap(Mapping[str, NDArray[Any]]):
         path = Path(path)
         if path.suffix.lower() not in (".png", ".html"):
             raise ValueError(f"sheet: `path` must end in .png or .html, got {path}")
-        if count < 1:
+        if isinstance(count, Mapping):
+            ids = count["id"]
+            which = f"{len(ids)} of {len(self['id']):,} samples, spread over the ranking"
+        elif count < 1:
             raise ValueError(f"sheet: `count` must be 1 or more, got {count}")
-        ids = self.suspects(count, by_class=by_class)
+        else:
+            ids = self.suspects(count, by_class=by_class)
+            which = f"The {len(ids)} most suspicious of {len(self['id']):,} samples"
         if not len(ids):
             raise ValueError("sheet: no sample has a loss yet; train before you draw the suspects")
         source = "show=" if show is not None else "the dataset, augmentation included"
-        title = f"The {len(ids)} most suspicious of {len(self['id']):,} samples, read from {source}"
         cards = [self.card(number, classes=classes, show=show) for number in ids.tolist()]
-        write_sheet(path, title, cards)
+        ranks = self._ranks()
+        write_sheet(
+            path, f"{which}, read from {source}", cards, [ranks[number] for number in ids.tolist()]
+        )
 
     def card(
         self,

@@ -48,12 +48,29 @@ img {{ width: 128px; height: 128px; object-fit: contain; object-position: left; 
 p {{ white-space: pre-wrap; }}
 li:has(p + p) {{ width: 100%; display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 0 1rem; }}
 li:has(p + p) div {{ grid-column: 1 / -1; }}
+li[data-wrong=true] {{ outline: 3px solid #c33; }}
+li[data-wrong=false] {{ outline: 3px solid #393; }}
 </style>
 <p>{title}</p>
 <ul>
 {items}
-</ul></html>
+</ul>
+<p>Is the label wrong or right? <button id="save">Save the answers</button> for the method precision of the data map.</p>
+<script>
+for (const button of document.querySelectorAll("li button"))
+  button.onclick = () => {{ button.closest("li").dataset.wrong = button.value; }};
+document.getElementById("save").onclick = () => {{
+  const rows = [...document.querySelectorAll("li")].map(({{ dataset }}) => [dataset.id, dataset.rank, dataset.wrong ?? ""]);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([["id,rank,wrong", ...rows].join("\\n") + "\\n"]));
+  link.download = "answers.csv";
+  link.click();
+}};
+</script>
+</html>
 """
+CARD = """<li data-id="{id}" data-rank="{rank}">{shown}<div>{caption}</div>
+<button value="true">wrong</button> <button value="false">right</button></li>"""
 
 
 @dataclass(frozen=True)
@@ -176,25 +193,26 @@ def _as_text(given: Any) -> str:
     return "".join(f"{message['role']}: {message['content']}\n" for message in given)
 
 
-def write_sheet(path: Path, title: str, cards: Sequence[SampleCard]) -> None:
+def write_sheet(path: Path, title: str, cards: Sequence[SampleCard], ranks: Sequence[int]) -> None:
     """Writes samples to a file.
 
     Args:
         path: File that ends in .png or .html.
         title: Sentence above the samples.
         cards: Samples in order, at least one.
+        ranks: Rank of each by its suspicion, which the answers of an HTML page have.
     """
     if path.suffix.lower() == ".png":
         _draw(title, cards).save(path)
         return
     items = []
-    for card in cards:
+    for card, rank in zip(cards, ranks, strict=True):
         image = card.image
         shown = f'<img src="{image}" alt="">'
         if image is None:
             shown = f"<p>{escape(card.shown).replace(SIDE_BY_SIDE, '</p><p>')}</p>"
         caption = "<br>".join(map(escape, card.lines))
-        items.append(f"<li>{shown}<div>{caption}</div></li>")
+        items.append(CARD.format(id=card.lines[0], rank=rank, shown=shown, caption=caption))
     path.write_text(PAGE.format(title=escape(title), items="\n".join(items)), encoding="utf-8")
 
 

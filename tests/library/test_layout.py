@@ -46,6 +46,8 @@ FLOORS = (
         "score_table",
         "selection",
         "sheet",
+        "reviewing",
+        "group_table",
         "permutation",
         "cost",
         "backward_ratio",

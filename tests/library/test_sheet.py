@@ -329,6 +329,6 @@ def test_a_pair_is_shown_side_by_side(tmp_path):
     found.sheet(tmp_path / "pairs.html", 2, show=lambda number: PAIRS[number])
     page = (tmp_path / "pairs.html").read_text()
     chats = "<p>prompt: user: Where?\nassistant: It is </p><p>chosen: here.\n</p><p>rejected: &lt;there&gt;.\n</p>"
-    assert f"<li>{chats}<div>" in page
+    assert f">{chats}<div>" in page
     found.sheet(tmp_path / "pairs.png", 5, show=lambda number: PAIRS[number])
     assert "\x1e".join("ab").splitlines() == ["a", "b"]

@@ -16,6 +16,7 @@ from thresher_lab.cli.init import init
 from thresher_lab.cli.league import league
 from thresher_lab.cli.methods import methods
 from thresher_lab.cli.observe import observe
+from thresher_lab.cli.precision import precision
 from thresher_lab.cli.prune import prune
 from thresher_lab.cli.recipes import recipes
 from thresher_lab.cli.report import report
@@ -67,6 +68,7 @@ for command in (
     report,
     why,
     observe,
+    precision,
     audit,
     score,
     prune,

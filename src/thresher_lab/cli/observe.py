@@ -25,7 +25,10 @@ def observe(
     task: OptionalTaskOption = None,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the training.")] = 10,
     out: Annotated[
-        Path, typer.Option(help="Folder for map.html, the page, and map.parquet, the table.")
+        Path,
+        typer.Option(
+            help="Folder for map.html, the page, map.parquet, the table, and review.html, samples to check."
+        ),
     ] = Path("observed"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the training.")] = 0,
     data: DataOption = None,
@@ -35,13 +38,14 @@ def observe(
 ) -> None:
     """Train once on everything, and write which samples are hard, forgotten, or likely to have a wrong label."""
     from thresher_lab.comparison.observing import observed, write_table
-    from thresher_lab.report.observed import write_observed
+    from thresher_lab.report.observed import write_observed, write_review
 
     use_device(device)
     training_name = training_of(script, task)
     page = out / "map.html"
     table = out / "map.parquet"
-    for path in (page, table):
+    review = out / "review.html"
+    for path in (page, table, review):
         check_new(path, force=force)
     says = announcer("observe", quiet=quiet)
     found, training = observed(
@@ -63,7 +67,10 @@ def observe(
         classes=training.classes,
         show=training.show,
     )
+    write_review(review, found, classes=training.classes, show=training.show)
     suspects = ", ".join(map(str, found.suspects(8)))
     typer.echo(
-        f"{page} and {table}: {len(found['id']):,} samples; the likeliest wrong labels are of the samples {suspects}"
+        f"{page} and {table}: {len(found['id']):,} samples; the likeliest wrong labels are of the samples {suspects}\n"
+        f"To see how many labels are wrong, answer in {review}, save the answers, and run:\n"
+        f"  thresher precision {table} answers.csv"
     )

@@ -65,19 +65,24 @@ def write_table(found: DataMap, classes: Sequence[str] | None, path: Path) -> No
     pq.write_table(pa.table(found).replace_schema_metadata(names), path)
 
 
-def read_scores(path: Path) -> Scores | None:
-    """Returns how suspicious the samples of a table of `thresher observe` are; None for another file."""
+def read_table(path: Path) -> DataMap | None:
+    """Returns the table of `thresher observe`; None for another file."""
     try:
         if "suspicion" not in pq.read_schema(path).names:
             return None
     except pa.ArrowException:
         return None
     table = pq.read_table(path)
-    hardness = DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()
-    return replace(
-        hardness,
-        provenance={"classes": json.loads((table.schema.metadata or {}).get(CLASSES, b"null"))},
-    )
+    return DataMap({name: table[name].to_numpy() for name in table.column_names})
+
+
+def read_scores(path: Path) -> Scores | None:
+    """Returns how suspicious the samples of a table of `thresher observe` are; None for another file."""
+    found = read_table(path)
+    if found is None:
+        return None
+    classes = (pq.read_schema(path).metadata or {}).get(CLASSES, b"null")
+    return replace(found.scores(), provenance={"classes": json.loads(classes)})
 
 
 def _trained(

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from thresher import DataMap
+from thresher.sheet import write_sheet
 from thresher_lab.report.charts import empty_figure, short
 from thresher_lab.report.page import plotly_js, template
 from thresher_lab.training.samples import class_name
@@ -115,6 +116,23 @@ def figure(found: DataMap, rows: NDArray[np.int64], classes: Sequence[str] | Non
         )
     )
     return drawn.update_layout(dragmode="select", showlegend=False)
+
+
+def write_review(
+    path: Path, found: DataMap, *, classes: Sequence[str] | None, show: Callable[[int], Any] | None
+) -> None:
+    """Writes a page on which a person says which labels are wrong; `DataMap.precision` reads the answers.
+
+    Args:
+        path: The file.
+        found: The data map.
+        classes: Names of the classes; None where there are none.
+        show: See `write_observed`.
+    """
+    drawn = found.review()
+    cards = [_card(found, number, classes, show) for number in drawn["id"].tolist()]
+    title = f"{len(cards)} of {len(found['id']):,} samples, spread over the ranking"
+    write_sheet(path, title, cards, drawn["rank"].tolist())
 
 
 def ids_that_stand_out(found: DataMap) -> dict[str, NDArray[np.int64]]:

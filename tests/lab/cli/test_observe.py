@@ -1,4 +1,4 @@
-"""`thresher observe`: its two files, of a training with classes and of a regression with texts."""
+"""`thresher observe`: its files, of a training with classes and of a regression with texts."""
 
 import re
 import textwrap
@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from thresher import DataMap
 from thresher_lab.cli.observe import observe
+from thresher_lab.cli.precision import precision
 from thresher_lab.cli.prune import prune
 from thresher_lab.comparison.observing import observed
 from thresher_lab.recipes.running import task_of
@@ -148,3 +149,28 @@ def test_columns_are_those_of_the_library():
     assert (
         isinstance(found, DataMap) and found.suspects(5).tolist() == found.suspects()[:5].tolist()
     )
+
+
+def test_answers_tell_how_many_labels_are_wrong(tmp_path):
+    done = called("--task", TASK, "--epochs", 2, "--out", tmp_path / "map")
+    assert "answer in" in done.output and "answers.csv" in done.output
+    cards = re.findall(
+        r'data-id="(\d+)" data-rank="(\d+)"', (tmp_path / "map/review.html").read_text()
+    )
+    assert len(cards) == 50
+    answers = tmp_path / "answers.csv"
+    rows = [f"{number},{rank},{str(int(rank) <= 20).lower()}" for number, rank in cards]
+    answers.write_text("\n".join(["id,rank,wrong", *rows]))
+    command = typer.Typer()
+    command.command()(precision)
+
+    def estimated(*paths):
+        return CliRunner().invoke(command, [str(path) for path in paths])
+
+    done = estimated(tmp_path / "map/map.parquet", answers)
+    assert done.exit_code == 0 and re.search(r"after rank (19|20)\.", done.output)
+    for paths, message in (
+        ((tmp_path / "none.parquet", answers), "none.parquet: no such file"),
+        ((answers, answers), "is no table of `thresher observe`"),
+    ):
+        assert message in str(estimated(*paths).exception)
