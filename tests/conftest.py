@@ -99,8 +99,10 @@ def pytest_make_collect_report(collector):
     return report
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says what `make verify` adds."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter):
+    """Says what `make verify` adds, below pytest's list of failed and skipped tests."""
+    yield
     if not DEEP:
         skipped = terminalreporter.getreports("skipped")
         left_out = sum(VERIFY_RUNS_IT in str(report.longrepr) for report in skipped)

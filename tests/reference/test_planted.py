@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import thresher
-from depth import DEEP
+from depth import DEEP, depth
 from thresher import methods
 from thresher.scores import Scores
 from thresher.testing import Toy, beats_uniform, planted
@@ -128,7 +128,7 @@ def test_large_losses_lose_where_some_samples_are_far_off() -> None:
 
 
 def test_random_samples_do_not_beat_themselves() -> None:
-    contest = beats_uniform(thresher.RandomBackprop(keep=0.5), "noisy", SEEDS[:1])
+    contest = beats_uniform(thresher.RandomBackprop(keep=0.5), "noisy", depth(SEEDS[:1], SEEDS))
     assert contest.method == contest.uniform
     assert contest.cost == pytest.approx(0.5, abs=0.01)
 
