@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import zlib
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,11 @@ def accuracy(prediction):
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
-def make_trainer(seed, **overrides):
+class SelectingTrainer(thresher.transformers.Selection, Trainer):
+    pass
+
+
+def make_trainer(seed, kind: Any = Trainer, **overrides):
     """Returns a new trainer; overrides are arguments of TrainingArguments."""
     set_seed(seed)
     folder = pretrained()
@@ -161,13 +166,12 @@ def make_trainer(seed, **overrides):
     }
     args = TrainingArguments(**{**settings, **overrides})
     parts: dict[str, Any] = {"data_collator": collate, "compute_metrics": accuracy}
-    return Trainer(network(folder, names), args, train_dataset=train, eval_dataset=test, **parts)
+    return kind(network(folder, names), args, train_dataset=train, eval_dataset=test, **parts)
 
 
 def main():
-    trainer = thresher.transformers.Selection.add_to(
-        make_trainer(0), 0.5
-    )  # half of the passes of each epoch
+    # half of the passes of each epoch
+    trainer = make_trainer(0, partial(SelectingTrainer, selection=0.5))
     trainer.train()
     print(f"test accuracy {trainer.evaluate()['eval_accuracy']:.3f}")
     print(trainer.run.cost)

@@ -16,8 +16,6 @@ from thresher.warning import warn
 
 PAIR_TRAINERS = frozenset({"DPOTrainer", "RewardTrainer"})
 """Trainers of TRL that learn from pairs of answers, with a loss of each pair."""
-OF_PREFERENCES = frozenset({"KTOTrainer", "ORPOTrainer", "CPOTrainer", "BCOTrainer"})
-"""Other trainers of TRL that learn from preferences."""
 
 
 def unsupported(what: str, way_out: str) -> ValueError:
@@ -40,7 +38,7 @@ def check_settings_of(trainer: Any) -> None:
         ValueError: A setting is not supported.
     """
     args = trainer.args
-    check_no_preferences(type(trainer))
+    check_trainer_of_trl(type(trainer))
     if trainer._of_pairs:
         check_pairs(trainer)
     if args.max_steps > 0 and not _keeps_steps(trainer):
@@ -80,23 +78,26 @@ def trl_class(kind: type, names: Iterable[str]) -> type | None:
     return next((base for base in bases if base.__name__ in names), None)
 
 
-def check_no_preferences(kind: type) -> None:
-    """Checks that a trainer is none of TRL's for preferences whose batches have no loss per row.
+def check_trainer_of_trl(kind: type) -> None:
+    """Checks that a trainer, if it is one of TRL's, is one with a loss of each sample.
 
     Args:
         kind: Class of a trainer.
 
     Raises:
-        ValueError: The trainer learns from pairs of completions, or from completions with a verdict.
+        ValueError: The trainer is another one of TRL's.
     """
-    base = trl_class(kind, OF_PREFERENCES)
-    if base is not None:
-        raise unsupported(
-            f"{base.__name__} of TRL",
-            "Its loss compares the completions of a preference, so a row has no loss of its own to choose by. Train without "
-            "Selection, or write your own loop with run.reduce(losses, ids=run.ids), where `losses` has the loss of each "
-            "preference.",
-        )
+    base = next((base for base in kind.__mro__ if base.__module__.startswith("trl.")), None)
+    if base is None or base.__name__ in {"SFTTrainer", *PAIR_TRAINERS}:
+        return
+    way_out = (
+        "Its loss compares answers or follows a teacher, so Selection has no loss of each row. Train without Selection. To leave "
+        "out rows, observe the same ones with RewardTrainer or DPOTrainer (pairs), SFTTrainer (texts) or Trainer (verdicts), and "
+        "pass train_dataset=rows.select(ids)."
+    )
+    if base.__name__ == "GRPOTrainer":
+        way_out = "Use thresher.trl.attach(trainer), which leaves out rows whose gradient is 0. See docs/rl.md."
+    raise unsupported(f"{base.__name__} of TRL", way_out)
 
 
 def check_pairs(trainer: Any) -> None:

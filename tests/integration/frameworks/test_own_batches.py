@@ -1,6 +1,4 @@
-"""`thresher.transformers.Selection` with trainers that make their own batches, such as that of sentence-transformers."""
-
-import importlib
+"""`thresher.transformers.Selection` with trainers that make their own batches."""
 
 import pytest
 import torch
@@ -11,7 +9,7 @@ import thresher
 import thresher.transformers
 from helpers import assert_same
 from thresher.samplers import Grouped
-from transformers_cases import N, outcome, trainer
+from transformers_cases import outcome, trainer
 
 METHODS = {
     "Winnow": 0.5,
@@ -109,69 +107,3 @@ def test_observing_is_refused(tmp_path):
         match="FullData with observe with the batches of OwnBatches .*no sample has a loss of its own",
     ):
         made.train()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("batches", ["batch_sampler", "no_duplicates", "group_by_label"])
-def test_sentence_transformers(batches, tmp_path):
-    library = pytest.importorskip("sentence_transformers")
-    datasets = pytest.importorskip("datasets")
-    words = pytest.importorskip("tokenizers")
-    names = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(N))]
-    tokens = words.Tokenizer(
-        words.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
-    )
-    tokens.pre_tokenizer = words.pre_tokenizers.Whitespace()
-    tokens = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokens, pad_token="[PAD]", unk_token="[UNK]"
-    )
-    sizes = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-    }
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = transformers.BertModel(transformers.BertConfig(vocab_size=len(names), **sizes))
-    net.save_pretrained(tmp_path)
-    tokens.save_pretrained(tmp_path)
-    columns = {
-        "anchor": [f"w{i} w{i * 7 % N}" for i in range(N)],
-        "positive": [f"w{i} w{i * 4 % N}" for i in range(N)],
-    }
-    if batches == "group_by_label":
-        columns = {"sentence": columns["anchor"], "label": [i % 3 for i in range(N)]}
-
-    class SelectedSentences(thresher.transformers.Selection, library.SentenceTransformerTrainer):
-        pass
-
-    def trained(method):
-        torch.manual_seed(0)
-        model = library.SentenceTransformer(str(tmp_path), device="cpu")
-        kind = library.SentenceTransformerTrainer if method is None else SelectedSentences
-        arguments = library.SentenceTransformerTrainingArguments(
-            output_dir=str(tmp_path / "out"),
-            num_train_epochs=2,
-            per_device_train_batch_size=8,
-            batch_sampler=batches,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-        )
-        by_label = batches == "group_by_label"
-        losses = importlib.import_module("sentence_transformers.losses")
-        loss = (
-            losses.BatchAllTripletLoss(model)
-            if by_label
-            else losses.MultipleNegativesRankingLoss(model)
-        )
-        data = datasets.Dataset.from_dict(columns)
-        more = {} if method is None else {"selection": method}
-        kind(model, arguments, train_dataset=data, loss=loss, **more).train()
-        return model.state_dict()
-
-    assert_same(trained(thresher.FullData()), trained(None))
-    with pytest.raises(ValueError, match="in-batch negatives"):
-        trained(0.5)

@@ -5,7 +5,6 @@ import torch
 
 import thresher
 from helpers import assert_same
-from thresher.transformers import checks
 from transformers_cases import METHODS
 
 pytest.importorskip("trl")
@@ -221,15 +220,3 @@ def test_a_hook_counts_what_the_cost_says(method, tmp_path):
     )
     made.train()
     assert made.run.cost.forward == sum(rows)
-
-
-def test_trainers_of_preferences_are_refused(monkeypatch):
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from trl.experimental.cpo import CPOTrainer
-    from trl.experimental.orpo import ORPOTrainer
-
-    for kind in (cases.trl.KTOTrainer, CPOTrainer, ORPOTrainer):
-        selecting = type("Selecting", (cases.Selection, kind), {})
-        match = f"{kind.__name__} of TRL is not supported. .* write your own loop with run.reduce"
-        with pytest.raises(ValueError, match=match):
-            checks.check_no_preferences(selecting)
