@@ -28,9 +28,14 @@ OF_FULL = 0.05
 
 DECIDED = "decided"
 """Value of `until` in results.json if the comparison stops when every verdict is decided."""
-BASELINE = "the baseline"
-"""Verdict of full training."""
-
+AGAINST = {
+    "better": "better than {}",
+    "worse": "worse than {}",
+    "no better": "no better than {}",
+    "unclear": "not told apart from {}",
+    None: "no verdict against {}: the times are not equal",
+}
+"""Verdicts on a method against its controls, by finding."""
 WALL_LEFT_BLANK = "A wall time is blank if the machine was busy, or if more or fewer other runs were in progress than during full training."
 
 RunDict = dict[str, Any]
@@ -159,8 +164,9 @@ def summarize(
         times and memory are medians over the seeds, or None if unknown. A finding is None if a training diverged (half of its
         losses or more are not finite), or if the winner had more time, see `_is_fair`.
     """
-    whole = is_share(runs)
-    margin = margin / 100 if whole else margin
+    share = is_share(runs)
+    named_margin = amount_text(margin, share=share)
+    margin = margin / 100 if share else margin
     groups = _grouped_runs(runs)
     full = groups["full", None]
     broken = {place: seeds for place, group in groups.items() if (seeds := _diverged(group))}
@@ -194,20 +200,29 @@ def summarize(
     for place, group in groups.items():
         row = _summary_row(group, full)
         if place in to_full:
-            own = [at for at in beside if at[0] == place[0] and place[1] is None]
-            kinds = {
-                at[1]: _against(beside[at], against.get(at), margin, looks * len(beside))
-                for at in own
-            }
+            paired = to_full[place]
             among = looks * sum((at[1] is None) is (place[1] is None) for at in to_full)
-            row |= _judged(to_full[place], found[place], margin, among, whole=whole)
-            row["against"], row["verdict"] = (
-                kinds,
-                "; ".join([row["verdict"], *_verdicts_against(kinds, row["cost_ratio"])]),
-            )
-        elif place in broken or ("full", None) in broken:
-            row["verdict"] = _broken_in_words(
-                broken.get(place, ()), of_full=("full", None) in broken
+            row |= _judged(paired, found[place], seeds_to_tell, margin, among)
+            row["against"] = {
+                at[1]: _judged(
+                    differences,
+                    against.get(at),
+                    seeds_to_tell_from_control,
+                    margin,
+                    looks * len(beside),
+                )
+                | {"verdict": AGAINST[against.get(at)].format(CONTROLS[at[1]].words)}
+                for at, differences in beside.items()
+                if place == (at[0], None)
+            }
+            verdicts = [_verdict(row, paired, named_margin), *_verdicts_against(row["against"])]
+            row["verdict"] = "; ".join(verdicts)
+        elif ("full", None) in broken:
+            row["verdict"] = "no verdict: full training diverged"
+        elif place in broken:
+            seeds = ", ".join(map(str, broken[place]))
+            row["verdict"] = (
+                f"no verdict: diverged, half of the losses or more are not finite (seeds: {seeds})"
             )
         rows.append(row)
     return rows
@@ -255,13 +270,6 @@ def _diverged(runs: Sequence[RunDict]) -> list[int]:
     ]
 
 
-def _broken_in_words(seeds: Sequence[int], *, of_full: bool) -> str:
-    if of_full:
-        return "no verdict: full training has diverged"
-    with_seeds = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    return f"no verdict: it diverged with {with_seeds}, half of its losses or more are not finite"
-
-
 def _grouped_runs(runs: Sequence[RunDict]) -> dict[Place, list[RunDict]]:
     """Returns the runs of each method and control; methods come in the order of their first runs, before their controls."""
     groups: dict[str, dict[str | None, list[RunDict]]] = {}
@@ -300,7 +308,7 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
         "wall_ratio": _median_ratio(runs, full, "wall_s") if _in_like_company(runs, full) else None,
         "cpu_ratio": _median_ratio(runs, full, "cpu_s"),
         "memory_ratio": _median_ratio(runs, full, "step_memory"),
-        "verdict": BASELINE,
+        "verdict": "the baseline",
     }
 
 
@@ -308,11 +316,6 @@ def _label(runs: Sequence[RunDict], cost: float) -> str:
     """Returns the label of a method; or of a control, with the mean of the costs, which differ by seed."""
     kind = kind_of(runs[0])
     return runs[0]["method"] if kind in (None, SAME_TIME) else f"{kind}@{cost:.3f}"
-
-
-def of_known(ratio: float | None) -> str:
-    """Returns a ratio with two digits, or that it is unknown."""
-    return "an unknown share" if ratio is None else f"{ratio:.2f}"
 
 
 def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], measure: str) -> float | None:
@@ -337,93 +340,62 @@ def _in_like_company(runs: Sequence[RunDict], full: Sequence[RunDict]) -> bool:
     return max(busy, abs(mean(runs, "other_runs") - mean(full, "other_runs"))) <= LIKE_COMPANY
 
 
-def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whole: bool) -> RowDict:
-    needed = seeds_to_tell(paired, margin, among) if finding == "unclear" else None
-    amount = f"the margin of {_amount_in_words(margin, whole)}"
-    verdicts = {
-        "no loss": f"no loss within {amount}",
-        "loses": f"loses more than {amount}" if paired.any_look else "loses",
-        "unclear": _unclear(paired, needed),
-    }
-    return {
-        **_difference_entries(paired),
-        "finding": finding,
-        "seeds_needed": needed,
-        "verdict": verdicts[finding],
-    }
-
-
-def _against(paired: Paired, finding: Against | None, margin: float, among: int) -> RowDict:
-    needed = seeds_to_tell_from_control(paired, margin, among) if finding == "unclear" else None
-    verdict = (
-        _unclear(paired, needed)
-        if finding == "unclear"
-        else finding or "no verdict, the times are not equal"
-    )
-    return {
-        **_difference_entries(paired),
-        "finding": finding,
-        "seeds_needed": needed,
-        "verdict": verdict,
-    }
-
-
-def _difference_entries(paired: Paired) -> RowDict:
+def _judged(
+    paired: Paired,
+    finding: Finding | Against | None,
+    tell: Callable[[Paired, float, int], int | None],
+    margin: float,
+    among: int,
+) -> RowDict:
     return {
         "difference": paired.mean,
         "ci95": None if paired.low is None else [paired.low, paired.high],
+        "finding": finding,
+        "seeds_needed": tell(paired, margin, among) if finding == "unclear" else None,
     }
 
 
-def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
-    """Returns the verdicts against the controls of a method; those of the same cost with the same finding share one."""
-    words = {
-        "unclear": "not told apart from {}",
-        None: "no verdict against {}: the times are not equal",
-    }
-    kinds: dict[tuple[str | None, str], list[str]] = {}
-    for kind, found in against.items():
-        kinds.setdefault((found["finding"], _at_cost(kind, cost)), []).append(CONTROLS[kind].words)
-    return [
-        f"{words.get(one, f'{one} than {{}}').format(listed(names))}{at}"
-        for (one, at), names in kinds.items()
-    ]
-
-
-def _at_cost(kind: str, cost: float) -> str:
-    """Returns the cost of a control compared with its method. Only a placebo may cost more than full training."""
-    if kind == SAME_TIME:
-        return ""
-    if kind != "placebo" and round(cost, 3) > 1:
-        return " at the cost of full training"
-    return " at the same cost"
-
-
-def _unclear(paired: Paired, needed: int | None) -> str:
-    """Returns why the seeds decide nothing, and how many would."""
-    if paired.n >= LEAST_SEEDS and not paired.decides:
-        return "the same difference with every seed, no spread to judge by"
+def _verdict(row: RowDict, paired: Paired, margin: str) -> str:
+    if row["finding"] == "no loss":
+        return f"no loss within the margin of {margin}"
+    if row["finding"] == "loses":
+        return f"loses more than the margin of {margin}" if paired.any_look else "loses"
     if paired.n < LEAST_SEEDS:
         return f"not enough seeds to tell: {paired.n} of at least {LEAST_SEEDS}"
-    return "not enough seeds to tell" + ("" if needed is None else f" (about {needed} would do)")
+    if not paired.decides:
+        return "the same difference with every seed, no spread to judge by"
+    if row["seeds_needed"] is None:
+        return "not enough seeds to tell"
+    return f"not enough seeds to tell (about {row['seeds_needed']} would do)"
 
 
-def _amount_in_words(value: float, whole: bool) -> str:
-    """Returns a difference of metrics in words: in points where the metric is a share of a whole."""
-    return f"{100 * value:.3g} points" if whole else f"{value:.4g}"
+def _verdicts_against(against: Mapping[Any, RowDict]) -> list[str]:
+    """Returns a verdict per finding, with the controls that have it; the control in the same time has its own."""
+    names: dict[tuple[str | None, bool], list[str]] = {}
+    for kind, found in against.items():
+        names.setdefault((found["finding"], kind == SAME_TIME), []).append(CONTROLS[kind].words)
+    return [AGAINST[finding].format(listed(named)) for (finding, _), named in names.items()]
+
+
+def amount_text(amount: float, *, share: bool) -> str:
+    """Returns an amount of the metric, in points if the metric is a share.
+
+    Args:
+        amount: Amount, in hundredths if the metric is a share.
+        share: Whether the metric is a share.
+
+    Example:
+        >>> amount_text(0.5, share=True), amount_text(0.5, share=False)
+        ('0.5 points', '0.5')
+    """
+    if not share:
+        return f"{amount:.4g}"
+    return f"{amount:.3g} point{'s' * (amount != 1)}"
 
 
 def is_share(runs: Sequence[RunDict]) -> bool:
     """Returns whether the metric is a share, which people read in percent: all values of full training are from 0 to 1."""
     return all(0 <= run["metric"]["value"] <= 1 for run in runs if run["method"] == "full")
-
-
-def _with_interval(of: RowDict, whole: bool) -> str:
-    return difference_text(
-        of,
-        (lambda value: f"{100 * value:+.2f}") if whole else (lambda value: f"{value:+.4g}"),
-        " points" * whole,
-    )
 
 
 def difference_text(of: Mapping[str, Any], signed: Callable[[float], str], unit: str = "") -> str:
@@ -446,7 +418,7 @@ def forms(results: Mapping[str, Any]) -> tuple[Callable[[float], str], Callable[
     Args:
         results: Content of results.json.
     """
-    if _whole(results):
+    if is_share(results["runs"]):
         return (lambda value: f"{100 * value:.2f}"), (lambda value: f"{100 * value:+.2f}")
     return (lambda value: f"{value:.4g}"), (lambda value: f"{value:+.3g}")
 
@@ -455,8 +427,8 @@ SAVES = 0.99
 """Largest cost that counts as a saving."""
 SIMPLEST = (SAME_TIME, "shorter", "smaller", "fewer", "uniform")
 """Controls that can take the place of a method, the simplest first."""
-MOST_SENSIBLE = 30
-"""Number of seeds up to which a command for them is named."""
+
+
 NOTHING_JUDGED = "There is nothing to pick from: no method has a verdict."
 
 
@@ -466,7 +438,7 @@ class Conclusion:
 
     Args:
         pick: Row of the summary that is picked, of a method or of a control; None if nothing is.
-        sentences: Sentence with the cost in time, the loss, and the control of the same time; then what would decide.
+        sentences: Sentences on the time of the pick or of the closest method, its loss and its controls; then what would decide.
     """
 
     pick: RowDict | None
@@ -506,24 +478,24 @@ def conclude(results: Mapping[str, Any]) -> Conclusion:
     best = [row for row in without_loss if _is_best(row)]
     if best:
         pick = min(best, key=lambda row: time_of(row, results)[0] or row["cost_ratio"])
-        return Conclusion(pick, [f"{_in_numbers(pick, results)}."])
+        return Conclusion(pick, [f"{pick['method']} is the pick: {_judgment(pick, results)}"])
     control = _simplest_control(judged, results)
+    margin = amount_text(results["margin"], share=is_share(results["runs"]))
     order = ("loses", "unclear", "no loss")
     closest = max(judged, key=lambda row: (order.index(row["finding"]), row["difference"]))
-    said = _in_numbers(closest, results)
+    judgment = _judgment(closest, results)
+    sentence = f"{closest['method']} is not picked: {judgment}"
     if len(judged) > 1:
-        said = f"{_nothing_shown(judged)}; the closest: {said}"
+        sentence = (
+            f"No method is shown to lose no more than {margin} and to be better than its controls. "
+            f"The closest is {closest['method']}: {judgment}"
+        )
     if control is not None:
         words = CONTROLS[kind_of(control)].words
-        said += f"; with {words} ({control['method']}) the loss is no more than {_margin(results)}"
-    return Conclusion(control, [f"{said}.", *_what_would_decide(closest, results)])
-
-
-def _nothing_shown(judged: Sequence[RowDict]) -> str:
-    in_time = [row["against"].get(SAME_TIME, {"finding": "better"})["finding"] for row in judged]
-    if "better" not in in_time:
-        return f"No method is shown to be better than {CONTROLS[SAME_TIME].words}"
-    return "No method is shown to lose so little and to be better than its controls"
+        sentence += (
+            f" The pick is {control['method']} ({words}), which loses no more than {margin}."
+        )
+    return Conclusion(control, [sentence, *_what_would_decide(closest, results)])
 
 
 def _is_best(row: RowDict) -> bool:
@@ -548,51 +520,18 @@ def _simplest_control(judged: Sequence[RowDict], results: Mapping[str, Any]) -> 
     )
 
 
-def _in_numbers(row: RowDict, results: Mapping[str, Any]) -> str:
-    """Returns the time of a method, its loss, and how it stands against its controls, without a full stop."""
-    ratio, time = time_of(row, results)
-    loses = (
-        "more than " + _margin(results) if interval_sentences(results) else "against full training"
-    )
-    loss = {
-        "no loss": f"loses no more than {_margin(results)}",
-        "loses": f"loses {loses}",
-        "unclear": f"may lose more than {_margin(results)}",
-    }[row["finding"]]
-    return (
-        f"{row['method']} took {of_known(ratio)} of the {time} of full training, {loss} "
-        f"({_with_interval(row, _whole(results))}), and {_against_controls(row, results)}"
-    )
-
-
-def _against_controls(row: RowDict, results: Mapping[str, Any]) -> str:
-    """Returns the worst finding against the control in the same time, or against all controls if there is none."""
-    against = row["against"]
-    if not against:
-        return "has no control with a verdict"
-    if SAME_TIME in against:
-        found = against[SAME_TIME]
-        if found["finding"] is None:
-            return f"cannot be compared with {CONTROLS[SAME_TIME].words}: the times are not equal"
-        interval = f" ({_with_interval(found, _whole(results))})"
-        others = [
-            CONTROLS[kind].words for kind, other in against.items() if other["finding"] != "better"
-        ]
-        if found["finding"] == "better" and others:
-            interval += f", but not shown to be better than {listed(others)} of the same cost"
-        against = {SAME_TIME: found}
-    else:
-        interval = " of the same cost"
-    for words, those in (
-        ("worse than", ("worse",)),
-        ("not shown to be better than", ("no better", "unclear")),
-    ):
-        names = [
-            CONTROLS[kind].words for kind, found in against.items() if found["finding"] in those
-        ]
-        if names:
-            return f"is {words} {listed(names)}{interval}"
-    return f"is better than {listed([CONTROLS[kind].words for kind in against])}{interval}"
+def _judgment(row: RowDict, results: Mapping[str, Any]) -> str:
+    """Returns the verdict on a method, its time, and the differences that the verdict is about, as sentences."""
+    ratio, clock = time_of(row, results)
+    time = "an unknown share" if ratio is None else f"{ratio:.2f}"
+    signed = forms(results)[1]
+    unit = " points" if is_share(results["runs"]) else ""
+    differences = f"Difference from full training: {difference_text(row, signed, unit)}"
+    if SAME_TIME in row["against"]:
+        in_time = difference_text(row["against"][SAME_TIME], signed, unit)
+        differences += f"; from {CONTROLS[SAME_TIME].words}: {in_time}"
+    judgment = f"{row['verdict']}. It took {time} of the {clock} of full training. {differences}."
+    return judgment if row["against"] else f"{judgment} It has no control with a verdict."
 
 
 def _what_would_decide(row: RowDict, results: Mapping[str, Any]) -> list[str]:
@@ -603,16 +542,11 @@ def _what_would_decide(row: RowDict, results: Mapping[str, Any]) -> list[str]:
         return []
     seeds = len({run["seed"] for run in results["runs"]})
     if None in unclear:
-        return [
-            f"{seeds} seed{'' if seeds == 1 else 's'} cannot tell: repeat the command with more of them."
-        ]
+        return [f"Too few seeds to tell ({seeds}). Repeat the command with more."]
     needed = max(unclear)
-    command = f" (--seeds 0-{needed - 1})" if needed <= MOST_SENSIBLE else ""
-    return [f"About {needed} seeds{command} would decide, by a rough estimate from {seeds}."]
-
-
-def _margin(results: Mapping[str, Any]) -> str:
-    return _in_words(results, results["margin"])
+    return [
+        f"About {needed} seeds (--seeds 0-{needed - 1}) would decide, by a rough estimate from {seeds}."
+    ]
 
 
 def time_of(row: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[float | None, str]:
@@ -640,17 +574,6 @@ def length_sentences(results: Mapping[str, Any]) -> list[str]:
     return [f"The times of the first {min(lengths)} seeds set the length of {SAME_TIME}."]
 
 
-def _whole(results: Mapping[str, Any]) -> bool:
-    return is_share(results["runs"])
-
-
-def _in_words(results: Mapping[str, Any], amount: float) -> str:
-    """Returns an amount of the metric, which is in points where the metric is a share."""
-    if _whole(results):
-        return f"{amount:.2g} point{'s' if f'{amount:.2g}' != '1' else ''}"
-    return f"{amount:.3g}"
-
-
 def rates_sentences(results: Mapping[str, Any]) -> list[str]:
     """Returns sentences on the learning rates of a comparison; none where every arm has that of the training.
 
@@ -660,33 +583,17 @@ def rates_sentences(results: Mapping[str, Any]) -> list[str]:
     looked = results.get("rates")
     if not looked:
         return []
+    rows = [row for row in results["summary"] if kind_of(row) != "placebo"]
     factors, seeds = (listed([f"{one:g}" for one in looked[name]]) for name in ("factors", "seeds"))
-    by_method: dict[str, list[RowDict]] = {}
-    for row in results["summary"]:
-        by_method.setdefault(row["control_of"] or row["method"], []).append(row)
-    said = [
+    best = "; ".join(f"{row['method']} {row['rate']:g}" for row in rows)
+    sentences = [
         f"Every arm was tried with the learning rate of the training times {factors}, on the seeds {seeds}, which do not "
-        f"count, and has the best one: {'; '.join(_of_method(rows) for rows in by_method.values())}."
+        f"count, and has the best one: {best}."
     ]
-    ends = {min(looked["factors"]), max(looked["factors"])}
-    at_end = [
-        row["method"]
-        for row in results["summary"]
-        if row["rate"] in ends and not row["method"].startswith("placebo@")
-    ]
+    ends = (min(looked["factors"]), max(looked["factors"]))
+    at_end = dict.fromkeys(row["method"] for row in rows if row["rate"] in ends)
     if at_end and len(looked["factors"]) > 2:
-        named = listed([*dict.fromkeys(at_end)])
-        said.append(
-            f"Best at the smallest or the largest of these rates were {named}. Rates beyond them may change the verdicts."
+        sentences.append(
+            f"The best rate is the smallest or the largest for {listed([*at_end])}. Rates beyond these may change the verdicts."
         )
-    return said
-
-
-def _of_method(rows: Sequence[RowDict]) -> str:
-    own, *controls = rows
-    others = [
-        f"{kind_of(row)} {row['rate']:g}"
-        for row in controls
-        if not row["method"].startswith("placebo@")
-    ]
-    return f"{own['method']} {own['rate']:g}" + (f" ({', '.join(others)})" if others else "")
+    return sentences

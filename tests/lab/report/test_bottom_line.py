@@ -33,7 +33,7 @@ def test_the_pick_with_its_numbers_and_controls():
     found, pick = bottom_line(results), conclude(results).pick
     assert (
         found["sentences"] == conclude(results).sentences
-        and " of the CPU time of full training, " in found["sentences"][0]
+        and " of the CPU time of full training. " in found["sentences"][0]
     )
     facts = dict(found["facts"])
     assert facts["accuracy"].startswith(f"{100 * pick['mean']:.2f} %, full training ")

@@ -82,7 +82,7 @@ def test_the_learning_rates_of_a_comparison_are_named(tmp_path):
         in text
     )
     assert (
-        "has the best one: full 1; rais 2. Best at the smallest or the largest of these rates were rais. Rates beyond"
+        "has the best one: full 1; rais 2. The best rate is the smallest or the largest for rais. Rates beyond"
         in text
     )
     write_json(tmp_path / "a.json", found)
