@@ -110,6 +110,15 @@ OBSERVED: Mapping[str, Column] = {
 """Columns that a run stores: 40 bytes per sample; 24 if the criterion is known to be a classification loss, 20 if it is known
 not to be one. Labels take 4 more."""
 
+OF_TOKENS: Mapping[str, Column] = {
+    "loss_sum": OBSERVED["loss_sum"],
+    "tokens": Column(torch.int32, signal="tokens"),
+}
+"""Further columns for the token losses of a language model: 12 bytes per sample."""
+
+STORED = dict.fromkeys((*OBSERVED, *OF_TOKENS))
+"""Names of all columns that a data map is computed from."""
+
 HARDER = {
     "suspicion": 1,
     "loss": 1,
@@ -166,6 +175,10 @@ class DataMap(Mapping[str, NDArray[Any]]):
     - `forgetting`: how often a right prediction became wrong.
     - `learned_at`: the visit, counted from 1, from which on every prediction was right; 0 if the last one was wrong.
     - `predicted`: class of the last prediction, if samples have one class each.
+
+    Language models in Transformers (causal, masked, or an encoder with a decoder) add `tokens`, the number of tokens that counted
+    in the last visit, and `loss_mean` and `perplexity`: the mean token loss, and exp of it. With the loss `dft` of SFTTrainer or
+    label smoothing, they add `dft_loss_mean` or `smoothed_loss_mean` instead, and no perplexity.
 
     Other losses add `loss_mean` and `loss_spread`, the mean and the standard deviation of the loss. A sample that was never
     seen has 0 as its counts and `learned_at`, -1 as `predicted`, and NaN in the other computed columns.
@@ -652,12 +665,13 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return SampleCard([line for line in lines if line], shown)
 
 
-def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
+def data_map(records: Mapping[str, Tensor], labels: Any = None, loss: str = "loss") -> DataMap:
     """Computes the data map, a table with one row per sample, from the sums that were stored in training.
 
     Args:
-        records: Stored columns by name (the keys of `OBSERVED`), tensors of shape (N,) on the CPU.
+        records: Stored columns by name (the keys of `OBSERVED` and `OF_TOKENS`), tensors of shape (N,) on the CPU.
         labels: Classes of the samples, shape (N,). Default: not known.
+        loss: Name of a token loss. Default: "loss", a cross-entropy.
 
     Returns:
         NumPy arrays of shape (N,) by name, such as "loss", "confidence" (mean probability of the label), "variability", "aum",
@@ -670,7 +684,7 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
         >>> data_map(records)["confidence"]
         array([0.5, nan])
     """
-    known = {name: records[name].double().numpy() for name in OBSERVED if name in records}
+    known = {name: records[name].double().numpy() for name in STORED if name in records}
     seen = known["seen"]
     times = np.where(seen > 0, seen, np.nan)
     columns: dict[str, NDArray[Any]] = {"id": np.arange(len(seen))}
@@ -681,7 +695,7 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
     # If it was not known before training whether the criterion is a classification loss, the turns show it: only a
     # classification loss counts them.
     of_classes = (
-        "loss_sum" not in known
+        "loss_squares" not in known
         or known.get("turns", seen[:0]).max(initial=UNSEEN_TURNS) > UNSEEN_TURNS
     )
     if of_classes:
@@ -697,6 +711,12 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
         if known["predicted"].max(initial=-1) >= 0:
             columns["predicted"] = known["predicted"].astype(np.int64)
         columns["suspicion"] = 1 - mean
+        if "tokens" in known:
+            columns[f"{loss}_mean"] = known["loss_sum"] / times
+            columns["tokens"] = known["tokens"].astype(np.int64)
+        if "tokens" in known and loss == "loss":
+            with np.errstate(over="ignore"):
+                columns["perplexity"] = np.exp(columns["loss_mean"])
         return DataMap(columns)
     columns["loss_mean"] = mean = known["loss_sum"] / times
     columns["loss_spread"] = np.sqrt(np.maximum(known["loss_squares"] / times - mean**2, 0))
@@ -718,6 +738,7 @@ def map_of(
     on_mismatch: Callable[[], None] | None = None,
     *,
     has_classes: bool = True,
+    loss: str = "loss",
 ) -> DataMap:
     """Returns the data map of a run.
 
@@ -727,8 +748,9 @@ def map_of(
         labels: Classes of the samples, shape (N,). Default: the classes of the dataset, or of the criterion if they differ.
         on_mismatch: Function that is called if the criterion got other classes than the dataset has. Default: none.
         has_classes: Whether the loss may be one of classes. If not, the dataset is not searched for them. Default: True.
+        loss: Name of a token loss. Default: "loss".
     """
-    columns = {name: records[name].cpu() for name in (*OBSERVED, "stratum") if name in records}
+    columns = {name: records[name].cpu() for name in (*STORED, "stratum") if name in records}
     seen = columns.pop("stratum", torch.full((1,), -1, dtype=torch.int64)).long().numpy()
     names: dict[int, str] = {}
     if labels is None:
@@ -754,7 +776,7 @@ def map_of(
         raise ValueError(
             f"data_map: `labels` must be the class of each of {records.n} samples, got {len(labels)}"
         )
-    table = data_map(columns, labels)
+    table = data_map(columns, labels, loss)
     files = files_of(dataset)
     if files is not None:
         table = {**table, "file": np.array(files, dtype=object)}

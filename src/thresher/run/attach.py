@@ -41,7 +41,7 @@ from thresher.methods.full import FullData
 from thresher.methods.text import parse, validate_settings
 from thresher.methods.uniform_rows import UniformRows
 from thresher.methods.winnow import Winnow
-from thresher.observation import OBSERVED, OF_ANY_LOSS
+from thresher.observation import OBSERVED, OF_ANY_LOSS, OF_TOKENS
 from thresher.passes.engine import Forward, device_of_model
 from thresher.passes.extra_passes import ExtraPasses
 from thresher.passes.scoring_settings import Scoring
@@ -383,6 +383,8 @@ def _columns(config: RunConfig) -> dict[str, Column]:
         columns = {**OBSERVED, **columns}
         if adapter is not None and adapter.kind in ("classes", "labels"):
             columns = {name: column for name, column in columns.items() if name not in OF_ANY_LOSS}
+        if isinstance(config.given.observe, str):
+            columns = {**OF_TOKENS, **columns}
     undefined = {*undefined_signals(config.optional, adapter, config.given.signals)}
     # Signals of the user's are for the method, not for what is observed.
     if adapter is not None and adapter.kind == "values":

@@ -61,7 +61,7 @@ class Options(TypedDict, total=False):
     """Arguments of `attach` that are seldom needed. See `attach` for their meaning."""
 
     on_nonfinite: Literal["keep", "raise"]
-    observe: bool
+    observe: bool | str  # the name of a token loss, from Selection of Transformers
     collate_keeps_rows: bool
 
 
@@ -86,7 +86,7 @@ class Arguments:
     stratify: str | None = None
     labels: Any = None
     collate_keeps_rows: bool = False
-    observe: bool = False
+    observe: bool | str = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -496,12 +496,14 @@ class Run(Uncopied):
             )
         self._check_keeper("run.data_map()")
         config = self._parts.config
+        observe = config.given.observe
         return map_of(
             self.records,
             config.given.loader.dataset,
             labels,
             config.on_mismatch,
             has_classes=config.adapter is None or config.adapter.kind != "values",
+            loss=observe if isinstance(observe, str) else "loss",
         )
 
     @property

@@ -79,6 +79,7 @@ class HeadLosses(UsersLosses):
     def __init__(self, loss_type: str) -> None:
         super().__init__(self._of_positions)
         self._dft = loss_type == "dft"
+        self.token_loss = "dft_loss" if self._dft else "loss"
         self._of_logits = ClassLosses(shifts=True)
 
     def __repr__(self) -> str:
@@ -108,6 +109,7 @@ class HeadLosses(UsersLosses):
 
             probability = mean(outputs.log_probs.float().exp())
             return {
+                "tokens": count,
                 "correct": (mean(outputs.is_top1) >= RIGHT_SHARE) & (count > 0),
                 "confidence": probability,
                 "label_probability": probability,

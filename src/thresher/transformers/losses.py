@@ -30,6 +30,10 @@ class ClassLosses:
     Args:
         shifts: Whether the outputs at a position predict the label at the next position, as in causal language models.
         smoothing: Share of the label that goes to all classes alike, [0, 1). Default 0.
+        of_tokens: Whether the model is a language model, whose positions are tokens. Default: False.
+
+    Attributes:
+        token_loss: Name of the loss of a language model in the data map; "" for other models.
 
     Example:
         >>> import torch
@@ -40,7 +44,10 @@ class ClassLosses:
 
     is_given = False
 
-    def __init__(self, *, shifts: bool, smoothing: float = 0.0) -> None:
+    def __init__(self, *, shifts: bool, smoothing: float = 0.0, of_tokens: bool = False) -> None:
+        self.token_loss = "smoothed_loss" if smoothing else "loss"
+        if not of_tokens:
+            self.token_loss = ""
         self.criterion = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=smoothing)
         self._shifts = shifts
 
@@ -65,6 +72,10 @@ class ClassLosses:
         """Returns logits of shape (rows, classes, ...) and targets of shape (rows, ...), for `nn.CrossEntropyLoss`."""
         logits, targets = self._checked(outputs, labels)
         return logits.movedim(-1, 1), targets
+
+    def signals(self, outputs: Any, targets: Tensor) -> dict[str, Tensor]:
+        """Returns the number of tokens that count in each sample."""
+        return {"tokens": (targets != IGNORED).flatten(1).sum(1)}
 
     def _checked(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         logits = outputs.get("logits") if isinstance(outputs, Mapping) else outputs[0]
@@ -91,6 +102,8 @@ class UsersLosses:
     """
 
     is_given = True
+    token_loss = ""
+    signals: Any = None
 
     def __init__(self, function: PerPosition) -> None:
         self.by_position = function
@@ -123,8 +136,25 @@ def losses_of(model: Any, per_position: PerPosition | None, *, smoothing: float 
     """
     if per_position is not None:
         return UsersLosses(per_position)
-    causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    return ClassLosses(shifts=causal and not _decodes(model), smoothing=smoothing)
+    name = type(model).__name__
+    decodes = _decodes(model)
+    causal = name.endswith(("ForCausalLM", "LMHeadModel"))
+    of_tokens = causal or name.endswith(("ForMaskedLM", "ForConditionalGeneration"))
+    return ClassLosses(shifts=causal and not decodes, smoothing=smoothing, of_tokens=of_tokens)
+
+
+def joint_signals(*functions: Any) -> Callable[[Any, Any], dict[str, Tensor]]:
+    """Returns the function that returns the signals of several; a later function replaces signals of an earlier one.
+
+    Args:
+        functions: Functions `(outputs, targets) -> signals`; None is left out.
+    """
+    return lambda outputs, targets: {
+        name: values
+        for function in functions
+        if function is not None
+        for name, values in function(outputs, targets).items()
+    }
 
 
 _OTHER_LOSSES = (

@@ -50,6 +50,7 @@ from thresher.transformers.losses import (
     PerPosition,
     check_same,
     divides_by_total,
+    joint_signals,
     losses_of,
     naming_collator,
     without_loss,
@@ -344,11 +345,14 @@ class Selection(Base):
                 "These settings join examples into one row; padding_free=False does not.",
             )
             train_dataloader.collate_fn = NotingLengths(train_dataloader.collate_fn)
-        of_trl: dict[str, Any] = {}
+        further: dict[str, Any] = {}
         if self._of_pairs:
-            of_trl = {"collate_keeps_rows": True}  # the check knows no batch with two rows a pair
+            further = {"collate_keeps_rows": True}  # the check knows no batch with two rows a pair
         if self._head is not None:
-            of_trl = {"signals": self._head.signals, **passes_beside_head(self)}
+            further = {"signals": self._head.signals, **passes_beside_head(self)}
+        if losses.token_loss and self.selection_settings.get("observe"):
+            signals = joint_signals(losses.signals, self.selection_settings.get("signals"))
+            further |= {"observe": losses.token_loss, "signals": signals}
         model, loader = super()._prepare_for_training(
             max_steps, train_dataloader, resume_from_checkpoint
         )
@@ -361,7 +365,7 @@ class Selection(Base):
             epochs=self._epochs_of(loader),
             forward=self._forward,
             device=self.args.device,
-            **self.selection_settings | of_trl,
+            **self.selection_settings | further,
         )
         run._parts.attributor.samples_come_first()
         self._trains = True

@@ -48,6 +48,13 @@ def test_records_are_the_losses_of_the_examples(name, tmp_path):
     assert torch.allclose(
         made.run.records["loss"].float(), expected, rtol=0, atol=2e-6 if exact else 2e-3
     )
+    found = made.run.data_map()
+    mean = torch.from_numpy(found["dft_loss_mean" if name == "dft" else "loss_mean"]).float()
+    assert torch.allclose(mean, expected, rtol=0, atol=2e-6 if exact else 2e-3)
+    assert found["tokens"].tolist() == cases.tokens_by_hand(made)
+    assert ("perplexity" in found) == (name != "dft")
+    if name != "dft":
+        assert found["perplexity"] == pytest.approx(mean.double().exp().numpy())
 
 
 @pytest.mark.parametrize("name", JOINED)

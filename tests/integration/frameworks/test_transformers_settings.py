@@ -1,13 +1,18 @@
 """Settings of Trainer that change its steps, its order or its loss, beside a selection."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from transformers import TrainerCallback
 
 import thresher
 from depth import depth
 from helpers import assert_same
-from transformers_cases import BATCH, EPOCHS, N, outcome, trainer
+from transformers_cases import BATCH, EPOCHS, N, model, outcome, trainer
 
 STEPS = math.ceil(N / BATCH)
 SETTINGS = {
@@ -97,3 +102,59 @@ def test_a_data_map_of_the_training(causal, tmp_path):
         found["times_seen"] == EPOCHS
     ).all()
     assert ((found["confidence"] > 0) & (found["confidence"] < 1)).all()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_data_map_of_a_language_model(smoothing, tmp_path):
+    settings: dict[str, Any] = {"with_selection_settings": {"observe": True}}
+    without_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    made = trainer(
+        tmp_path,
+        thresher.FullData(),
+        True,
+        net=model(True, **without_dropout),
+        label_smoothing_factor=smoothing,
+        learning_rate=0.0,
+        **settings,
+    )
+    made.train()
+    found = made.run.data_map()
+    rows = made.train_dataset
+    labels = rows.labels[:, 1:]
+    made.model.eval()
+    with torch.no_grad():
+        logits = made.model(input_ids=rows.words, attention_mask=rows.mask).logits[:, :-1]
+    losses = F.cross_entropy(logits.mT, labels, reduction="none", label_smoothing=smoothing)
+    counts = (labels != -100).sum(1)
+    expected = (losses.sum(1) / counts).numpy()
+    assert found["tokens"].tolist() == counts.tolist()
+    if smoothing:
+        assert found["smoothed_loss_mean"] == pytest.approx(expected, rel=1e-5)
+        assert not {"loss_mean", "perplexity"} & {*found}
+    else:
+        assert found["loss_mean"] == pytest.approx(expected, rel=1e-5)
+        assert found["perplexity"] == pytest.approx(np.exp(expected), rel=1e-5)
+
+
+def test_the_mean_loss_is_of_all_visits(tmp_path):
+    """Its training changes the losses, which are noted here after each epoch. Signals of the user's stay."""
+    noted = []
+
+    class Noting(TrainerCallback):
+        def on_epoch_end(self, *args, **kwargs):
+            noted.append(made.run.records["last_loss"].double().clone())
+
+    settings = {"observe": True, "signals": lambda outputs, targets: {"el2n": outputs[:, 0, 0]}}
+    made = trainer(tmp_path, thresher.FullData(), True, with_selection_settings=settings)
+    made.add_callback(Noting())
+    made.train()
+    mean = torch.stack(noted).mean(0).numpy()
+    assert made.run.data_map()["loss_mean"] == pytest.approx(mean, rel=1e-2)  # noted in bfloat16
+    assert noted[0].numpy() != pytest.approx(mean, rel=2e-2)
+
+
+def test_a_classifier_has_no_tokens(tmp_path):
+    made = trainer(tmp_path, thresher.FullData(), with_selection_settings={"observe": True})
+    made.train()
+    assert not {"tokens", "loss_mean", "perplexity"} & {*made.run.data_map()}
+    assert not {"tokens", "loss_sum"} & {*made.run.records}
