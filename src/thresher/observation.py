@@ -116,6 +116,9 @@ OF_TOKENS: Mapping[str, Column] = {
 }
 """Further columns for the token losses of a language model: 12 bytes per sample."""
 
+TOKEN_LOSSES = ("loss", "smoothed_loss", "dft_loss")
+"""Names of token losses."""
+
 STORED = dict.fromkeys((*OBSERVED, *OF_TOKENS))
 """Names of all columns that a data map is computed from."""
 
@@ -332,7 +335,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
         ranks = spread_ranks(len(ids), n, seed)
         return {"id": ids[ranks - 1], "rank": ranks}
 
-    def precision(self, reviewed: Mapping[int, bool] | str | Path) -> PrecisionTable:
+    def precision(self, reviewed: Mapping[int, bool] | str | PathLike[str]) -> PrecisionTable:
         """Estimates how many labels are wrong from a person's answers about the samples of `review`.
 
         The estimate assumes that the share of wrong labels falls along the ranking. Answer every sample of `review`: if you pick
@@ -349,12 +352,12 @@ class DataMap(Mapping[str, NDArray[Any]]):
             - `wrong`: estimated number of wrong labels among them, int64, with a 95 % interval, `low` to `high`.
             - `share`: estimated share of wrong labels at this rank, [0, 1], with a 95 % interval, `share_low` to `share_high`.
 
-            Its attribute `depth` is the rank after which fewer than one in five labels is estimated to be wrong.
+            Its attribute `depth` is the last rank with an answer at which at least one in five labels is estimated to be wrong.
 
         Raises:
             TypeError: `reviewed` is no mapping from ids to booleans, and no path.
-            ValueError: A sample is not in the ranking or has another rank, no sample has an answer, or the answers are not spread
-                over the ranking.
+            ValueError: A sample is not in the ranking, has another rank or has two answers; no sample has an answer; the answers
+                are not spread over the ranking; or the file lacks a column.
 
         Example:
             >>> columns = {"id": np.arange(4), "suspicion": np.array([0.9, 0.8, 0.1, 0.3]), "times_seen": np.ones(4)}

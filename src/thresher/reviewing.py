@@ -7,6 +7,8 @@ top. In each block, one rank is drawn at random from each of as many equal parts
 import csv
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ FIRST_BLOCK = 25
 """Size of the first block."""
 TAIL = 0.025
 """Chance of an error on each side of an interval."""
+COLUMNS = ("id", "rank", "wrong")
+"""Columns of a file of answers."""
 WORTH_A_LOOK = 0.2
 """Share of wrong labels below which a table says that fewer than one in five is wrong."""
 
@@ -28,7 +32,7 @@ class PrecisionTable(GroupTable):
     """Columns by name, each of shape (B,), that print as a table. See `DataMap.precision`.
 
     Attributes:
-        depth: Last rank at which at least one label in five is estimated to be wrong; 0 if there is none.
+        depth: Last rank with an answer at which at least one in five labels is estimated to be wrong; 0 if there is none.
 
     Example:
         >>> precision_by_rank(np.arange(1, 5), np.array([True, True, False, False]), 4)
@@ -40,7 +44,10 @@ class PrecisionTable(GroupTable):
     depth = 0
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()}\nFewer than one in five labels is wrong after rank {self.depth:,}."
+        sentence = f"Fewer than one in five labels is wrong after rank {self.depth:,}."
+        if self["share"][-1] >= WORTH_A_LOOK:
+            sentence = f"At least one in five labels is wrong up to rank {self.depth:,}, the last one with an answer."
+        return f"{super().__repr__()}\n{sentence}"
 
 
 def block_ends(samples: int) -> NDArray[np.int64]:
@@ -71,15 +78,14 @@ def spread_ranks(samples: int, count: int, seed: int) -> NDArray[np.int64]:
     """
     generator = np.random.default_rng(seed)
     drawn = []
-    start = 0
     ends = block_ends(samples).tolist()
-    for place, end in enumerate(ends):
-        # A block that is too small leaves its share to the larger ones.
-        share = min(end - start, round((count - len(drawn)) / (len(ends) - place)))
+    # A block that is too small leaves its share to the larger ones. The last blocks of a short ranking are the smallest.
+    blocks = sorted(pairwise([0, *ends]), key=lambda block: block[1] - block[0])
+    for place, (start, end) in enumerate(blocks):
+        share = min(end - start, round((count - len(drawn)) / (len(blocks) - place)))
         parts = np.rint(np.linspace(start, end, share + 1)).astype(np.int64)
         drawn += (1 + generator.integers(parts[:-1], parts[1:])).tolist()
-        start = end
-    return np.array(drawn, dtype=np.int64)
+    return np.array(sorted(drawn), dtype=np.int64)
 
 
 def read_answers(reviewed: Any) -> dict[int, tuple[int | None, bool]]:
@@ -91,17 +97,27 @@ def read_answers(reviewed: Any) -> dict[int, tuple[int | None, bool]]:
 
     Raises:
         TypeError: It is neither, or an answer is no boolean.
-        ValueError: The file has another answer.
+        ValueError: The file has another answer, two about a sample, or no such column.
     """
-    if isinstance(reviewed, str | Path):
-        with Path(reviewed).open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["wrong"]]
-        known = {"true": True, "false": False}
+    if isinstance(reviewed, str | PathLike):
+        # Spreadsheets write a mark of the encoding first.
+        with Path(reviewed).open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            if not {*COLUMNS} <= {*(table.fieldnames or ())}:
+                raise ValueError(
+                    f"precision: {reviewed} must have the columns {', '.join(COLUMNS)}, separated by commas"
+                )
+            rows = [row for row in table if row["wrong"]]
+        known = {"true": True, "false": False, "TRUE": True, "FALSE": False}
         if odd := {row["wrong"] for row in rows} - known.keys():
             raise ValueError(
                 f"precision: {reviewed} has the answer {min(odd)!r}; use true, false, or nothing"
             )
-        return {int(row["id"]): (int(row["rank"]), known[row["wrong"]]) for row in rows}
+        answers: dict[int, tuple[int | None, bool]]
+        answers = {int(row["id"]): (int(row["rank"]), known[row["wrong"]]) for row in rows}
+        if len(answers) < len(rows):
+            raise ValueError(f"precision: {reviewed} has two answers about a sample; keep one")
+        return answers
     if not isinstance(reviewed, Mapping) or not all(
         isinstance(wrong, bool | np.bool_) for wrong in reviewed.values()
     ):
@@ -201,7 +217,8 @@ def precision_by_rank(
         size = end - start
         deeper = int((inside & (ranks > start + size / 2)).sum())
         # Half of the ranks that are drawn lie in each half of a block. Answers to the first ranks alone would count for all.
-        if not count or (count < size and abs(deeper - count / 2) > math.sqrt(count)):
+        uneven = abs(deeper - count / 2) > math.sqrt(count) or (count > 1 and not deeper)
+        if not count or (count < size and uneven):
             raise ValueError(
                 f"precision: the answers do not cover the ranks {start + 1:,} to {end:,} evenly; answer every sample that `review()` "
                 "returns, not only the first ones"

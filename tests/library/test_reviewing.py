@@ -79,6 +79,37 @@ def test_the_number_is_exact_where_every_sample_has_an_answer():
     assert repr(table).splitlines()[-1] == "Fewer than one in five labels is wrong after rank 4."
 
 
+@pytest.mark.parametrize("samples", [26, 40, 60, 400])
+@pytest.mark.parametrize("count", [5, 20, 28, 50])
+def test_a_short_ranking_gives_as_many_samples_as_asked_for(samples, count):
+    ranks = ranked(samples).review(count)["rank"]
+    assert len(np.unique(ranks)) == len(ranks) == min(samples, count)
+    assert (np.diff(ranks) > 0).all() and ranks[0] >= 1 and ranks[-1] <= samples
+
+
+@pytest.mark.parametrize("reviewed", [20, 50])
+def test_nothing_is_said_about_ranks_without_an_answer(reviewed):
+    found = ranked(10_000)
+    drawn = found.review(50)
+    ids = drawn["id"][:reviewed].tolist()
+    table = found.precision(dict.fromkeys(ids, True))
+    last = drawn["rank"][reviewed - 1]
+    assert table.depth == last
+    assert repr(table).splitlines()[-1] == (
+        f"At least one in five labels is wrong up to rank {last:,}, the last one with an answer."
+    )
+
+
+@pytest.mark.parametrize("first", [27, 28, 29])
+def test_a_few_first_answers_do_not_count_for_a_block(first):
+    with pytest.raises(ValueError, match="do not cover the ranks 26 to 112 evenly"):
+        ranked(10_000).precision(dict.fromkeys(range(first), True))
+    whole = ranked(10_000)
+    for seed in range(50):  # all answers of a review cover every block
+        drawn = whole.review(10, seed=seed)
+        whole.precision(dict.fromkeys(drawn["id"].tolist(), True))
+
+
 def test_the_number_adds_up_the_blocks():
     found = ranked(10_000)
     drawn = found.review(50)
@@ -105,13 +136,53 @@ def test_an_interval_is_that_of_clopper_and_pearson():
 def test_answers_are_read_from_the_file_of_a_sheet(tmp_path):
     found = ranked(6)
     path = tmp_path / "answers.csv"
-    path.write_text("id,rank,wrong\n0,1,true\n1,2,\n2,3,false\n")
+    path.write_text("id,rank,wrong\n0,1,true\n1,2,\n3,4,false\n")
     table = found.precision(path)
     assert (
         repr(table)
-        == repr(found.precision({0: True, 2: False}))
+        == repr(found.precision({0: True, 3: False}))
         == repr(found.precision(str(path)))
     )
+
+
+class OtherPath:
+    """A path that is no `pathlib.Path`."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return str(self.path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffid,rank,wrong\r\n0,1,true\r\n3,4,false\r\n",
+        "id,rank,wrong\r\n0,1,TRUE\r\n1,2,\r\n3,4,FALSE\r\n",
+    ],
+)
+def test_answers_are_read_as_spreadsheets_save_them(text, tmp_path):
+    path = tmp_path / "answers.csv"
+    path.write_text(text, encoding="utf-8", newline="")
+    found = ranked(6)
+    assert repr(found.precision(OtherPath(path))) == repr(found.precision({0: True, 3: False}))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("id;rank;wrong\n0;1;true\n", "must have the columns id, rank, wrong, separated by commas"),
+        ("id,wrong\n0,true\n", "must have the columns id, rank, wrong"),
+        ("", "must have the columns id, rank, wrong"),
+        ("id,rank,wrong\n0,1,true\n0,1,false\n", "has two answers about a sample; keep one"),
+    ],
+)
+def test_files_of_answers_that_are_refused(text, match, tmp_path):
+    path = tmp_path / "answers.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=match):
+        ranked(6).precision(path)
 
 
 def test_a_sheet_has_the_ids_and_ranks_of_a_review(tmp_path):

@@ -33,6 +33,7 @@ from thresher.methods.contract import (
 )
 from thresher.methods.stages import split_by_stage
 from thresher.methods.uniform_rows import UniformRows
+from thresher.observation import TOKEN_LOSSES
 from thresher.passes.scoring_settings import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.divisor import check_divisor, divides_by_batch, warn_of_sum
@@ -203,6 +204,8 @@ def _check_types(given: Arguments) -> None:
         raise ValueError(
             f"`stratify` must be 'auto', 'class', None or the class of each sample, got {given.stratify!r}"
         )
+    if isinstance(given.observe, str) and given.observe not in TOKEN_LOSSES:
+        raise TypeError(f"`observe` must be True or False, got {given.observe!r}")
     if not isinstance(given.collate_keeps_rows, bool):
         raise TypeError(
             f"`collate_keeps_rows` must be True or False, got {given.collate_keeps_rows!r}"

@@ -111,9 +111,10 @@ def check_pairs(trainer: Any) -> None:
     """
     name = type(trainer).__name__
     weighted = getattr(trainer, "use_weighting", False)
-    if weighted or not {*getattr(trainer, "loss_types", ())} <= {"sigmoid", "sigmoid_norm"}:
+    loss_types = getattr(trainer, "loss_types", ["sigmoid"])
+    if weighted or loss_types not in (["sigmoid"], ["sigmoid_norm"]):
         raise unsupported(
-            f"DPOConfig(loss_type={trainer.loss_types}, use_weighting={weighted})",
+            f"DPOConfig(loss_type={loss_types}, use_weighting={weighted})",
             "Use loss_type='sigmoid' or 'sigmoid_norm' and use_weighting=False, or train without Selection.",
         )
     if trainer.per_position is not None or trainer._tokens is not None:

@@ -350,7 +350,7 @@ class Selection(Base):
             further = {"collate_keeps_rows": True}  # the check knows no batch with two rows a pair
         if self._head is not None:
             further = {"signals": self._head.signals, **passes_beside_head(self)}
-        if losses.token_loss and self.selection_settings.get("observe"):
+        if losses.token_loss and not self._of_pairs and self.selection_settings.get("observe"):
             signals = joint_signals(losses.signals, self.selection_settings.get("signals"))
             further |= {"observe": losses.token_loss, "signals": signals}
         model, loader = super()._prepare_for_training(

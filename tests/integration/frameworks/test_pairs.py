@@ -45,6 +45,7 @@ def test_records_are_the_losses_and_margins_of_the_pairs(name, tmp_path):
     rounding = 2e-5 if cases.SETTINGS[name][0].get("bf16") is False else 3e-2
     found = made.run.data_map()
     assert (found["times_seen"] == 2).all()
+    assert not {"tokens", "loss_mean", "perplexity"} & {*found}  # a pair has no tokens of its own
     same = {"rtol": 0, "atol": rounding}
     assert torch.allclose(made.run.records["loss"].float(), losses, **same)
     assert torch.allclose(torch.from_numpy(found["aum"]).float(), margins, **same)
@@ -182,6 +183,10 @@ def test_a_loss_without_margins_is_refused(tmp_path):
         (
             {"loss_type": ["sigmoid", "sft"]},
             r"loss_type=\['sigmoid', 'sft'\], use_weighting=False\) is not supported",
+        ),
+        (
+            {"loss_type": ["sigmoid", "sigmoid_norm"]},
+            r"loss_type=\['sigmoid', 'sigmoid_norm'\], use_weighting=False\) is not supported",
         ),
         (
             {"loss_type": ["robust"], "label_smoothing": 0.1},

@@ -110,6 +110,7 @@ REFUSED = [
         ValueError,
         "needs no losses to choose by; leave the Scoring",
     ),
+    ({"observe": "no"}, TypeError, "`observe` must be True or False, got 'no'"),
     ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
     (
         {"process_group": object()},
