@@ -159,8 +159,8 @@ def hashed_words(text: str) -> list[int]:
 
 
 @cache
-def _ratings(path: Path) -> tuple[Tensor, list[NDArray[np.int64]]]:
-    """Returns the texts as hashed words, and the signs of their ratings plus 1: negative, neutral, positive."""
+def read_ratings(path: Path) -> tuple[list[str], list[list[int]]]:
+    """Returns the texts, and the ratings of each by several people, -4 to 4."""
     with tarfile.open(path) as package:
         name = next(name for name in package.getnames() if name.endswith("hutto_ICWSM_2014.tar.gz"))
         inner: Any = package.extractfile(name)
@@ -173,7 +173,14 @@ def _ratings(path: Path) -> tuple[Tensor, list[NDArray[np.int64]]]:
 
             texts = [row[2] for of in TEXT_DOMAINS for row in columns(f"{of}_GroundTruth")]
             rated = [row[3] for of in TEXT_DOMAINS for row in columns(f"{of}_anonDataRatings")]
-    signs = [np.sign(ast.literal_eval(row)).astype(np.int64) + 1 for row in rated]
+    return texts, [ast.literal_eval(row) for row in rated]
+
+
+@cache
+def _ratings(path: Path) -> tuple[Tensor, list[NDArray[np.int64]]]:
+    """Returns the texts as hashed words, and the signs of their ratings plus 1: negative, neutral, positive."""
+    texts, rated = read_ratings(path)
+    signs = [np.sign(of).astype(np.int64) + 1 for of in rated]
     return torch.tensor([hashed_words(text) for text in texts]), signs
 
 
