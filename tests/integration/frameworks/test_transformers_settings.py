@@ -104,13 +104,28 @@ def test_a_data_map_of_the_training(causal, tmp_path):
     assert ((found["confidence"] > 0) & (found["confidence"] < 1)).all()
 
 
+def weighted(outputs, labels):
+    """Losses of tokens, and their weights: twice as much for odd labels."""
+    labels = F.pad(labels[:, 1:], (0, 1), value=-100)
+    losses = F.cross_entropy(outputs["logits"].float().mT, labels, reduction="none")
+    return losses, (labels != -100) * (1 + labels % 2).float()
+
+
+def weighted_loss(outputs, labels, num_items_in_batch=None):
+    losses, weights = weighted(outputs, labels)
+    return (losses * weights).sum() / weights.sum()
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_a_data_map_of_a_language_model(smoothing, tmp_path):
+@pytest.mark.parametrize("chooses_tokens", [False, True])
+def test_a_data_map_of_a_language_model(smoothing, chooses_tokens, tmp_path):
+    """Its losses and tokens are all that count, even if the method trains on a part of them."""
     settings: dict[str, Any] = {"with_selection_settings": {"observe": True}}
+    chosen = thresher.TokenSelection(keep=0.4, reference=model(True, n_embd=4))
     without_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     made = trainer(
         tmp_path,
-        thresher.FullData(),
+        chosen if chooses_tokens else thresher.FullData(),
         True,
         net=model(True, **without_dropout),
         label_smoothing_factor=smoothing,
@@ -134,6 +149,28 @@ def test_a_data_map_of_a_language_model(smoothing, tmp_path):
     else:
         assert found["loss_mean"] == pytest.approx(expected, rel=1e-5)
         assert found["perplexity"] == pytest.approx(np.exp(expected), rel=1e-5)
+
+
+def test_a_data_map_of_a_weighted_loss_has_no_perplexity(tmp_path):
+    made = trainer(
+        tmp_path,
+        thresher.FullData(),
+        True,
+        net=model(True, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+        learning_rate=0.0,
+        with_compute_loss_func=weighted_loss,
+        with_per_position=weighted,
+        with_selection_settings={"observe": True},
+    )
+    made.train()
+    found = made.run.data_map()
+    rows = made.train_dataset
+    with torch.no_grad():
+        outputs = made.model.eval()(input_ids=rows.words, attention_mask=rows.mask)
+    losses, weights = weighted(outputs, rows.labels)
+    expected = ((losses * weights).sum(1) / weights.sum(1)).numpy()
+    assert found["loss_mean"] == pytest.approx(expected, rel=1e-5)
+    assert not {"perplexity", "tokens"} & {*found}
 
 
 def test_the_mean_loss_is_of_all_visits(tmp_path):
