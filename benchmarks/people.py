@@ -103,7 +103,7 @@ def image_network() -> nn.Module:
     widths = (3, 32, 64, 128)
     layers = [layer for pair in pairwise(widths) for layer in block(*pair)]
     network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 4 * 4, 10))
-    return network.to(memory_format=torch.channels_last)
+    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 @dataclass(frozen=True)

@@ -605,11 +605,11 @@ def pages(found: Mapping[str, Any]) -> dict[Path, str]:
         table_of_tasks(found, SHARES[0]),
         "After all epochs, by the share of wrong labels: AUROC (precision).",
         table_of_ends(found),
+        f"{of_changes(found)} Of the cases within [the rule](../observe.md#how-far-to-trust-the-suspicions):",
+        table_of_shares(found),
     )
     texts = {
-        OBSERVE: "\n\n".join(
-            (verdict(found), table_of_bands(found), of_changes(found), table_of_shares(found))
-        ),
+        OBSERVE: f"{verdict(found)}\n\n{table_of_bands(found)}",
         EVIDENCE: "\n\n".join(evidence),
     }
     return {path: between_marks(path.read_text(), *MARKS, text) for path, text in texts.items()}

@@ -90,3 +90,11 @@ def test_missing_data_is_an_error_that_says_how_to_get_it(
     with pytest.raises(SystemExit):
         people.main()
     assert message in capsys.readouterr().err
+
+
+def test_the_page_has_the_tables_of_the_committed_trainings(tmp_path):
+    done = people.load(people.RUNS)
+    assert set(done) == set(people.planned())
+    text = people.text(done, people.observe.load(people.observe.RUNS))
+    assert text in people.PAGE.read_text()
+    assert "So `suspicion` does not become `aum`" in text
