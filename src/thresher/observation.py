@@ -604,8 +604,10 @@ class DataMap(Mapping[str, NDArray[Any]]):
         if isinstance(count, Mapping):
             ids = count["id"]
             which = f"{len(ids)} of {len(self['id']):,} samples, spread over the ranking"
-        elif count < 1:
-            raise ValueError(f"sheet: `count` must be 1 or more, got {count}")
+        elif not isinstance(count, int | np.integer) or count < 1:
+            raise ValueError(
+                f"sheet: `count` must be 1 or more, or the table of `review`, got {count}"
+            )
         else:
             ids = self.suspects(count, by_class=by_class)
             which = f"The {len(ids)} most suspicious of {len(self['id']):,} samples"

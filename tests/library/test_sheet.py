@@ -256,8 +256,9 @@ def test_what_is_refused(tmp_path):
     found = DataMap(columns(), ["a"] * 3)
     with pytest.raises(ValueError, match=r"sheet: `path` must end in .png or .html, got a.jpg"):
         found.sheet("a.jpg")
-    with pytest.raises(ValueError, match="sheet: `count` must be 1 or more, got 0"):
-        found.sheet("a.png", 0)
+    for count in (0, np.array([1, 2])):
+        with pytest.raises(ValueError, match="sheet: `count` must be 1 or more, or the table of"):
+            found.sheet("a.png", count)
     unseen = DataMap({**columns(), "times_seen": np.zeros(3)})
     with pytest.raises(ValueError, match="sheet: no sample has a loss yet; train before"):
         unseen.sheet("a.png")

@@ -8,7 +8,9 @@ import typer
 
 def precision(
     *,
-    table: Annotated[Path, typer.Argument(help="map.parquet of `thresher observe`.")],
+    table: Annotated[
+        Path, typer.Argument(help="map.parquet of `thresher observe`, or a file of `to_parquet`.")
+    ],
     answers: Annotated[Path, typer.Argument(help="File that the page review.html saves.")],
 ) -> None:
     """Estimate how many labels are wrong, from answers about samples of review.html, which `thresher observe` writes."""
