@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +29,8 @@ def run_all(page, namespace):
     assert blocks(page)
     with torch.random.fork_rng():
         for block in blocks(page):
+            if "from trl import" in block and find_spec("trl") is None:
+                continue
             exec(compile(block, page, "exec"), namespace)
     return namespace
 

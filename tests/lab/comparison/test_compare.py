@@ -234,7 +234,7 @@ def test_few_samples_for_many_epochs_are_a_control_on_request(tmp_path, workers)
     )
     row = results["summary"][1]
     assert [*row["against"]] == ["smaller", "fewer"]
-    assert "smaller batches and few samples, many epochs at the same cost" in row["verdict"]
+    assert "not told apart from smaller batches and few samples, many epochs" in row["verdict"]
     assert snippet(results["summary"][-1], fewer[0]["settings"], EPOCHS).startswith(
         "run = thresher.attach(\n    thresher.UniformSubset(keep=0.75, fixed=True),"
     )
