@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import datasets
+import datasets  # pyright: ignore[reportMissingImports]
 import numpy as np
 import tokenizers
 import torch
@@ -30,10 +30,10 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutput
-from trl.trainer.dpo_config import DPOConfig
-from trl.trainer.dpo_trainer import DPOTrainer
-from trl.trainer.reward_config import RewardConfig
-from trl.trainer.reward_trainer import RewardTrainer
+from trl.trainer.dpo_config import DPOConfig  # pyright: ignore[reportMissingImports]
+from trl.trainer.dpo_trainer import DPOTrainer  # pyright: ignore[reportMissingImports]
+from trl.trainer.reward_config import RewardConfig  # pyright: ignore[reportMissingImports]
+from trl.trainer.reward_trainer import RewardTrainer  # pyright: ignore[reportMissingImports]
 
 import thresher
 from benchmarks.kept import add_line, read_lines

@@ -20,7 +20,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.kept import RESULTS
 from benchmarks.league.table import Trainings, far_off
@@ -114,12 +113,14 @@ def simulated(
 
 def _league(
     generator: np.random.Generator, effects: Sequence[float], tasks: int, seeds: int, between: float
-) -> dict[str, NDArray[np.float64]]:
+) -> dict[str, list[float]]:
     """Returns standardized differences of a simulated league, by number of the method; full training has few seeds, too."""
     full = generator.chisquare(seeds - 1, tasks) / (seeds - 1)
     means = np.array(effects)[:, None] + between * generator.standard_normal((len(effects), tasks))
     noise = BETWEEN_SEEDS / math.sqrt(seeds) * generator.standard_normal(means.shape)
-    return {str(number): row for number, row in enumerate((means + noise) / np.sqrt(full))}
+    return {
+        str(number): row for number, row in enumerate(((means + noise) / np.sqrt(full)).tolist())
+    }
 
 
 def power(rounds: int) -> list[dict[str, Any]]:
