@@ -141,10 +141,13 @@ def bounds(wrong: int, count: int) -> tuple[float, float]:
     """
 
     def at_most(most: int, share: float) -> float:
-        ways = (
-            math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(most + 1)
+        # Logarithms, because the number of ways is too large for a float beyond 1,000 labels.
+        odds = math.log(share / (1 - share))
+        start = math.lgamma(count + 1) + count * math.log(1 - share)
+        return sum(
+            math.exp(start + k * odds - math.lgamma(k + 1) - math.lgamma(count - k + 1))
+            for k in range(most + 1)
         )
-        return sum(ways)
 
     def share_where(most: int, chance: float) -> float:
         """Returns the share at which `most` wrong labels or fewer have a chance; the chance falls with the share."""

@@ -128,9 +128,15 @@ def test_the_number_adds_up_the_blocks():
 
 def test_an_interval_is_that_of_clopper_and_pearson():
     stats = pytest.importorskip("scipy.stats")
-    for wrong, count in ((0, 4), (4, 4), (2, 10), (49, 50)):
+    for wrong, count in ((0, 4), (4, 4), (2, 10), (49, 50), (1700, 3000)):
         exact = stats.binomtest(wrong, count).proportion_ci(0.95, "exact")
         assert bounds(wrong, count) == pytest.approx((exact.low, exact.high), abs=1e-9)
+
+
+def test_thousands_of_answers_are_counted():
+    wrong = np.arange(6000) < 900
+    table = ranked(6000).precision({number: bool(one) for number, one in enumerate(wrong)})
+    assert table["wrong"][-1] == table["low"][-1] == table["high"][-1] == 900
 
 
 def test_answers_are_read_from_the_file_of_a_sheet(tmp_path):
