@@ -366,7 +366,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
             (array([2]), 2)
         """
         answers = read_answers(reviewed)
-        ranks = self._ranks()
+        ranks = self._rank_by_id()
         odd = [
             number for number, (rank, _) in answers.items() if rank not in (None, ranks.get(number))
         ]
@@ -381,7 +381,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
             len(ranks),
         )
 
-    def _ranks(self) -> dict[int, int]:
+    def _rank_by_id(self) -> dict[int, int]:
         return {number: rank for rank, number in enumerate(self.suspects().tolist(), 1)}
 
     def by(self, source: Any, count: int | None = None, *, at_least: int = 20) -> GroupTable:
@@ -584,8 +584,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
             by_class: Whether samples are compared only within their class, as in `suspects`. Default: False.
             classes: Names of the classes by number. Default: the list `classes` of the dataset or, without one, numbers.
             show: Function from an id to a picture or a text. Default: the sample in the dataset, or the first part of a tuple;
-                a sample that is neither picture nor text is shown as its row of the table. A dict with "chosen" and "rejected", a
-                pair of answers, is shown with both side by side.
+                a sample that is neither picture nor text is shown as its row of the table. A pair of answers, that is, a dict with
+                "chosen" and "rejected", is shown side by side.
 
         Raises:
             ImportError: Pillow or matplotlib is not installed.
@@ -615,7 +615,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
             raise ValueError("sheet: no sample has a loss yet; train before you draw the suspects")
         source = "show=" if show is not None else "the dataset, augmentation included"
         cards = [self.card(number, classes=classes, show=show) for number in ids.tolist()]
-        ranks = self._ranks()
+        ranks = self._rank_by_id()
         write_sheet(
             path, f"{which}, read from {source}", cards, [ranks[number] for number in ids.tolist()]
         )

@@ -24,7 +24,7 @@ SIDE = 128
 LONGEST_TEXT = 300
 """Largest number of characters of a text."""
 SIDE_BY_SIDE = "\x1e"
-"""Separator of texts that a page shows side by side, and a picture one below the other."""
+"""Separates texts. An HTML page shows them side by side, a PNG file one below the other."""
 PER_ROW = 8
 """Number of samples in a row of a PNG file. The sizes below are those of a PNG file, in pixels."""
 GAP = 10
@@ -55,7 +55,7 @@ li[data-wrong=false] {{ outline: 3px solid #393; }}
 <ul>
 {items}
 </ul>
-<p>Is the label wrong or right? <button id="save">Save the answers</button> for the method precision of the data map.</p>
+<p>Is the label wrong or right? <button id="save">Save the answers</button></p>
 <script>
 for (const button of document.querySelectorAll("li button"))
   button.onclick = () => {{ button.closest("li").dataset.wrong = button.value; }};

@@ -324,7 +324,7 @@ def test_a_pair_shows_where_its_answers_differ(row, expected):
 
 
 def test_a_pair_is_shown_side_by_side(tmp_path):
-    """Above each other in a picture, whose samples are narrow."""
+    """In a PNG file, whose samples are narrow, one below the other."""
     columns = {"id": np.arange(5), "suspicion": np.linspace(0, 1, 5), "times_seen": np.ones(5)}
     found = thresher.DataMap(columns)
     found.sheet(tmp_path / "pairs.html", 2, show=lambda number: PAIRS[number])
