@@ -38,10 +38,12 @@ from torch.utils.data import (
 import clock_cases
 import thresher
 from depth import depth
+from subset_cases import trace_once_per_architecture
 from thresher.distributed import world as worlds
 from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Column
+from thresher.subset import SubsetBackward
 
 N, BATCH, EPOCHS = depth(1281, 2561), 64, 4
 STEPS = N // (2 * BATCH)
@@ -413,7 +415,7 @@ def resumed(rank: int, size: int) -> dict[str, bool]:
     names = ("Kakurenbo", "smaller batches", "InfoBatch", "by chance")
     for kind, some in (
         ("DistributedSampler", depth(names[:1], names)),
-        ("Shuffle", (*names, *FURTHER)),
+        ("Shuffle", (*depth(("Kakurenbo", "smaller batches", "by chance"), names), *FURTHER)),
     ):
         for name in some:
             more = {"forward_passes": "twice"} if name == "twice by chance" else {}
@@ -789,6 +791,7 @@ def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None
     """Runs cases in this process, and saves what they return."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    SubsetBackward._trace = trace_once_per_architecture(SubsetBackward._trace)
     WORLD[0] = size
     os.environ |= {
         "RANK": str(rank),

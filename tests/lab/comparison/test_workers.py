@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 
 import pytest
@@ -102,18 +101,17 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(
     assert not process.is_alive()
 
 
-def test_leaving_ends_the_processes_and_a_process_that_dies_names_its_run():
-    slow = Job.of(MethodSpec("full"), 3)
+def test_leaving_ends_the_processes_and_one_that_dies_without_a_job_is_reported_by_the_next_job():
+    slow, short = Job.of(MethodSpec("full"), 3), Job(MethodSpec("full"), 4, "one epoch", 1e-4)
     with Workers(2, task="digits", epochs=10_000, folder=None) as workers:
-        other = replace(slow, seed=4)
-        for job in (slow, other):
+        for job in (slow, short):
             workers.start(job)
         processes = [process for one in workers._workers for process in one._processes.values()]
-        reached = set()
-        while len(reached) < 2:
-            reached.add(workers.next_event().job.seed)
+        while not isinstance(workers.next_event(), Finished):
+            pass
         os.kill(processes[1].pid, signal.SIGKILL)
-        with pytest.raises(RunError, match="full, seed 4: its process died with exit code -9"):
+        with pytest.raises(RunError, match="one epoch, seed 4: its process died with exit code -9"):
+            workers.start(short)
             while True:
                 workers.next_event()
         assert processes[0].is_alive()
@@ -155,19 +153,6 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, e
     with pytest.raises(error, match=f"uniform@0.500, seed 0: {message}") as caught:
         workers.next_event()
     assert "Traceback" in str(caught.value.__cause__) and not workers.busy
-
-
-def test_a_process_that_dies_without_a_job_is_reported_by_the_next_one():
-    job = Job(MethodSpec("full"), 3, "one epoch", 1e-4)
-    with Workers(1, task="digits", epochs=10_000, folder=None) as workers:
-        workers.start(job)
-        while not isinstance(workers.next_event(), Finished):
-            pass
-        [process] = workers._workers[0]._processes.values()
-        os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(RunError, match="one epoch, seed 3: its process died with exit code -9"):
-            workers.start(job)
-            workers.next_event()
 
 
 MADE = """

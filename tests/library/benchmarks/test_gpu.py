@@ -12,6 +12,8 @@ from benchmarks.gpu import check, speed
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.json_lines import JsonLines, OtherResultsError
 
+from depth import in_verify
+
 ROOT = Path(__file__).parents[3]
 MISSING = ("accelerate", "plotly", "pydantic", "rich", "typer")
 
@@ -48,6 +50,12 @@ def run_part(tmp_path):
     return run
 
 
+def test_a_part_starts_without_the_packages_and_stops_in_time(run_part):
+    _, printed = run_part("speed", "--minutes", "0")
+    assert "the minutes are over" in printed
+
+
+@in_verify
 def test_check_writes_a_line_per_test_and_goes_on_where_it_stopped(run_part):
     (first, *begun), _ = run_part("check", "--minutes", "0.001")  # over when the first test ends
     assert first["device"] == "cpu" and first["torch"] == torch.__version__ and len(begun) <= 1
@@ -61,13 +69,9 @@ def test_check_writes_a_line_per_test_and_goes_on_where_it_stopped(run_part):
     assert "needs a GPU" in printed
 
 
-def test_speed_writes_a_line_per_measurement_and_goes_on_where_it_stopped(
-    run_part, tmp_path, capsys
-):
+@in_verify
+def test_speed_writes_a_line_per_measurement_and_goes_on_where_it_stopped(run_part, tmp_path):
     here = ["speed", "--device", "cpu", "--smoke", "--out", str(tmp_path)]
-    assert (
-        main([*here, "--minutes", "0"]) == 0 and "the minutes are over" in capsys.readouterr().out
-    )
     (_, *results), printed = run_part("speed")
     assert [result["name"] for result in results] == list(
         speed.measurements(speed.SMALL, torch.device("cpu"))

@@ -5,7 +5,10 @@ from pathlib import Path
 
 from benchmarks import many_ranks, scale
 
+from depth import in_verify
 
+
+@in_verify
 def test_an_epoch_of_several_processes_is_measured():
     found = many_ranks.measure(20_000, ranks=2)
     assert list(found["first"]) == list(found["others"]) == list(scale.PARTS)
