@@ -27,9 +27,6 @@
 # make winnow-short
 #              Winnow beside other ways to spend the same cost, on nine tasks, into benchmarks/results/ and docs/; goes on
 #              where it was stopped
-# make ada-selection
-#              readings of AdaSelection beside random selection with as many steps, on eight tasks, into benchmarks/results/
-#              and docs/evidence/results.md; an hour, goes on where it was stopped
 # make league  one method of each family at half of the cost, on seven tasks, into benchmarks/results/ and docs/evidence/league.md; about
 #              two hours of two cores, goes on where it was stopped
 # make submission FOLDER=benchmarks/results/league/NAME
@@ -51,7 +48,7 @@ CARDS := $(BIN)/python -m thresher_lab.report.cards docs/methods && $(BIN)/pytho
 VERSIONS := 2.6.0 2.15.0
 SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify versions check docs release-check bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short ada-selection league submission grpo gpu reproduce clean
+.PHONY: demo test verify versions check docs release-check bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow-short league submission grpo gpu reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -181,9 +178,6 @@ winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/evidence/winnow-measured.md --stratified docs/stratified.md \
 		--winnow docs/winnow.md
 	$(BIN)/python -m benchmarks.winnow.figure
-
-ada-selection: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/evidence/results.md
 
 league: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.league
