@@ -44,7 +44,7 @@ from thresher_lab.training.files import markdown_table
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "benchmarks" / "results" / "composition-runs.jsonl.gz"
 RESULTS = RUNS.with_name("composition.json")
-PAGE = ROOT / "docs" / "composition.md"
+PAGE = ROOT / "docs" / "evidence" / "composition.md"
 MARKS = "<!-- tables of benchmarks.composition -->", "<!-- end of the tables of composition -->"
 LOOK = 10_000
 """Seed of the trainings that choose the rate of an arm."""
@@ -537,7 +537,7 @@ def table(task: str, found: Mapping[str, Any]) -> str:
         f"{of.about} {of.seeds} seeds; rates tried: {rates}. {highest} of {len(rows)} rows took the highest rate: a higher one "
         "may be better for them."
     )
-    return f"### {of.title}\n\n{about}\n\n{markdown_table(header, rows)}"
+    return f"## {of.title}\n\n{about}\n\n{markdown_table(header, rows)}"
 
 
 def page(found: Mapping[str, Any]) -> str:
@@ -551,7 +551,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Runs what is missing, and writes composition.json and the tables of docs/composition.md."""
+    """Runs what is missing, and writes composition.json and the tables of docs/evidence/composition.md."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.composition")
     parser.add_argument("--task", choices=list(TASKS), help="Default: all.")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="Default: no limit.")

@@ -54,6 +54,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Methods": ("methods/", "winnow.md"),
     "Evidence": (
         "evidence/results.md",
+        "evidence/composition.md",
         "evidence/league.md",
         "evidence/reproduce.md",
         "evidence/kakurenbo.md",
