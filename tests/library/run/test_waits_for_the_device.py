@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from depth import crossed
 from pretended_cuda import pretended_cuda, put_module
 from thresher import (
     AdaSelection,
@@ -69,22 +70,22 @@ def waits_per_step(monkeypatch, method, *, half=False, attached=None, **settings
     return steady, sum(steady.values()) / counted
 
 
-@pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        (FullData(), {}),
-        (0.5, {}),
-        (0.5, {"spend": "steps"}),
-        ("infobatch", {}),
-        ("kakurenbo", {}),
-        (FullData(), {"observe": True}),
-        (SelectiveBackprop(keep=0.33), {"forward_passes": "once"}),
-        (AdaSelection(keep=0.3), {"forward_passes": "once"}),
-        (RandomBackprop(0.5), {}),
-    ],
-)
-def test_steps_that_wait_for_nothing(monkeypatch, method, settings, half):
+WITHOUT_WAITS = [
+    (FullData(), {}),
+    (0.5, {}),
+    (0.5, {"spend": "steps"}),
+    ("infobatch", {}),
+    ("kakurenbo", {}),
+    (FullData(), {"observe": True}),
+    (SelectiveBackprop(keep=0.33), {"forward_passes": "once"}),
+    (AdaSelection(keep=0.3), {"forward_passes": "once"}),
+    (RandomBackprop(0.5), {}),
+]
+
+
+@pytest.mark.parametrize(("case", "half"), crossed(WITHOUT_WAITS, [False, True]))
+def test_steps_that_wait_for_nothing(monkeypatch, case, half):
+    method, settings = case
     steady, _ = waits_per_step(monkeypatch, method, half=half, **settings)
     assert not steady, steady
 

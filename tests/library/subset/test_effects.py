@@ -14,6 +14,8 @@ from torch import nn
 from depth import depth
 from subset_cases import numbers, wrap
 from thresher.subset import subset_backward
+from thresher.subset.graphs import HasEffects
+from thresher.subset.side_effects import effects_undone
 
 X = numbers(8, 3)
 STEPS = 6
@@ -107,12 +109,22 @@ PLACES = {
 }
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_what_a_forward_changes_is_restored_and_named(place) -> None:
+    add, calls = PLACES[place]
+    model = Counting(add)
+    before = calls(model)
+    with (
+        pytest.raises(HasEffects, match=f"forward changes {place.partition(',')[0]},"),
+        effects_undone(model.named_modules()),
+    ):
+        model(X.float())
+    assert calls(model) == before
+
+
 @pytest.mark.parametrize(
     ("place", "hidden"),
-    [
-        *product(PLACES, [False]),
-        *product(depth(["model.plain", "model.tensor"], [*PLACES]), [True]),
-    ],
+    [*product(depth(["model.plain", "model.tensor"], [*PLACES]), [False, True])],
 )
 def test_calls_are_counted_once_wherever_they_are_counted(place, hidden) -> None:
     add, calls = PLACES[place]
