@@ -194,6 +194,12 @@ def weights_by_epoch(runs: RunsByRow, seed: int) -> list[list[float]]:
     return [[entry[name] for name in WEIGHT_NAMES] for entry in runs[WEIGHTS_ROW][seed]["history"]]
 
 
+def weight_on_best(runs: RunsByRow, seed: int) -> float:
+    """Returns the last weight of the candidate that is best alone, in the mean of the seeds."""
+    means = [_mean_metric(runs, f"{candidate} 0.3") for candidate in POOL]
+    return weights_by_epoch(runs, seed)[-1][int(np.argmax(means))]
+
+
 def weights_between_tasks(measured: RunsByPart, seed: int) -> float:
     """Returns the share of the weight by which the ends of the two most different tasks differ, [0, 1]."""
     pairs = combinations(measured.values(), 2)

@@ -29,6 +29,7 @@ class Paper:
         stand_ins: Trainings in place of those of its models, in one line.
         answer: Whether what it is about holds, in one sentence.
         artefacts: Its tables and figures.
+        unjudged: Sentences of it that no claim judges, and why.
         settings: Rows of its table of settings: the setting, the paper, the authors' code, here, the source.
         settings_from: Which texts and code the settings are from.
     """
@@ -37,6 +38,7 @@ class Paper:
     stand_ins: str
     answer: str
     artefacts: Sequence[Artefact]
+    unjudged: str = ""
     settings: Sequence[Sequence[str]] = ()
     settings_from: str = ""
 
@@ -73,6 +75,7 @@ def _paper(
     artefacts: Sequence[Declaration],
     defaults: Declaration | None = None,
     shared: Declaration | None = None,
+    unjudged: str = "",
     settings: Sequence[Sequence[str]] = (),
     settings_from: str = "",
 ) -> Paper:
@@ -82,7 +85,7 @@ def _paper(
             made.append(_artefact(functions, paper, shared or {}, **{**(defaults or {}), **given}))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{given.get('name')}: {error}") from error
-    return Paper(paper, stand_ins, answer, made, settings, settings_from)
+    return Paper(paper, stand_ins, answer, made, unjudged, settings, settings_from)
 
 
 def _artefact(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from thresher_lab.comparison.statistics import SEED_COUNTS
-from thresher_lab.reproduction import ANSWERS, MINOR, PAPER_SETTINGS, STAND_INS
+from thresher_lab.reproduction import ANSWERS, MINOR, PAPER_SETTINGS, STAND_INS, UNJUDGED
 from thresher_lab.reproduction.artefact import FIVE_SEEDS, LEAST_RATIO, Artefact, with_interval
 from thresher_lab.training.files import markdown_table
 
@@ -146,7 +146,8 @@ def _answers(
         ANSWERS.get(paper, ""),
         f"Main sentences: {_count_sentences(main)}. Side sentences: {_count_sentences(side)}.",
         *(f"**{one['remark']}**" for one in results if one.get("remark")),
-        f"Trained here: {STAND_INS.get(paper, '')}. [How claims are judged]({index}#verdicts). Links lead to all tables."
+        f"Trained here: {STAND_INS.get(paper, '')}. [How claims are judged]({index}#verdicts). "
+        "Links lead to all tables. Seeds: 5 unless given."
         + (f" To be trained anew ([why]({index}#anew)): {waiting}." if waiting else ""),
     ]
     for title, groups in (("main", main), ("side", side)):
@@ -157,6 +158,8 @@ def _answers(
             parts.append(
                 markdown_table([f"{title} sentence of the paper", "measured here", "verdict"], rows)
             )
+    if unjudged := UNJUDGED.get(paper):
+        parts.append(f"Not judged: {unjudged}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -222,7 +225,10 @@ def _counted(group: Sentence) -> str:
 
 
 def _measured(group: Sentence) -> str:
-    """Returns the worst result with its limit, the best, and the number of seeds; of set-ups that test the sentence, if any."""
+    """Returns the worst result with its limit, the best, and the number of seeds if it is not five.
+
+    If set-ups test the sentence, only those are shown.
+    """
     group = [one for one in group if one[1]["verdict"] != "not tested"] or group
     found, worst = group[0]
     best = (
@@ -230,12 +236,15 @@ def _measured(group: Sentence) -> str:
         if len(group) > 1
         else ""
     )
-    return f"{worst['claim']}: {_figure(worst)}, limit {_limit(worst)}{best}; {len(found['seeds'])} seeds"
+    number = len(found["seeds"])
+    seeds = f"; {number} seeds" if number != len(FIVE_SEEDS) else ""
+    return f"{worst['claim']}: {_figure(worst)}, limit {_limit(worst)}{best}{seeds}"
 
 
 def _with_reasons(group: Sentence) -> str:
     """Returns the verdicts, the conditions of the claims, and how many seeds would decide those that are open."""
-    reasons = dict.fromkeys(claim["note"] for _, claim in group if claim.get("note"))
+    notes = "; ".join(filter(None, (claim.get("note") for _, claim in group)))
+    reasons = filter(None, dict.fromkeys(notes.split("; ")))
     still_open = [
         claim for _, claim in group if claim["verdict"] == "cannot tell" and claim["ci95"]
     ]

@@ -371,7 +371,7 @@ def test_claims_about_times_say_so():
                 "time" in claim.text.split() or "(CPU time)" in claim.text or "sooner" in claim.text
             )
             assert claim.timed == measures_time, claim.text
-    assert len(timed) == 21
+    assert len(timed) == 24
 
 
 def test_the_page_of_adaselection_begins_with_late_selection():
