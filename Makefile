@@ -27,8 +27,8 @@
 # make winnow-short
 #              Winnow beside other ways to spend the same cost, on nine tasks, into benchmarks/results/ and docs/; goes on
 #              where it was stopped
-# make league  one method of each family at half of the cost, on seven tasks, into benchmarks/results/ and docs/evidence/league.md; about
-#              two hours of two cores, goes on where it was stopped
+# make league  one method of each family at half of the cost, on 12 tasks, into benchmarks/results/ and docs/evidence/league.md; needs
+#              CIFAR-10 with labels by people in THRESHER_DATA; about two hours of two cores, goes on where it was stopped
 # make submission FOLDER=benchmarks/results/league/NAME
 #              checks the runs of a method for the league, see benchmarks/results/league/README.md
 # make grpo    ways to choose prompts and rollouts in GRPO, beside plain GRPO at equal tokens, into benchmarks/results/ and
@@ -182,7 +182,7 @@ winnow-short: .venv/installed
 league: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.league
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.league.times
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/evidence/league.md --top docs/evidence/results.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --docs docs
 
 submission: .venv/installed
 	$(BIN)/python -m benchmarks.league.submission $(FOLDER)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from benchmarks.kept import RESULTS
 from benchmarks.league.arms import RUNS, ready, run, shared
-from benchmarks.league.table import page, results, with_tables, with_top
+from benchmarks.league.figure import figure
+from benchmarks.league.table import page, results, summary, top, write
 from benchmarks.winnow.jobs import load, run_missing
 
 
@@ -27,12 +28,9 @@ def main() -> None:
         "--results", type=Path, default=RESULTS / "league.json", help="File of the results."
     )
     parser.add_argument(
-        "--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none."
-    )
-    parser.add_argument(
-        "--top",
+        "--docs",
         type=Path,
-        help="Page in Markdown whose sentence on the league is written anew. Default: none.",
+        help="Folder of the documentation, whose tables, figure and sentences are written anew. Default: none.",
     )
     parser.add_argument(
         "--show", action="store_true", help="Run nothing; print and write what there is."
@@ -43,7 +41,7 @@ def main() -> None:
         done = load(given.runs)
     else:
         done = run_missing(
-            lambda own: (job for job in ready({**shared(), **own}) if job not in shared()),
+            lambda own: ready({**shared(), **own}),
             run,
             given.runs,
             given.jobs,
@@ -51,10 +49,13 @@ def main() -> None:
         )
     found = results({**shared(), **done})
     given.results.write_text(json.dumps(found, indent=1) + "\n")
-    for path, written in ((given.page, with_tables), (given.top, with_top)):
-        if path is not None:
-            path.write_text(written(path.read_text(), found))
-    print(page(found))
+    if given.docs is not None:
+        evidence = given.docs / "evidence"
+        write(evidence / "league.md", summary(found))
+        write(evidence / "league-tasks.md", page(found))
+        write(evidence / "results.md", top(found))
+        (given.docs / "figures" / "league.svg").write_bytes(figure(found))
+    print(summary(found))
 
 
 if __name__ == "__main__":

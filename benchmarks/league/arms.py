@@ -1,19 +1,20 @@
 """The methods of the league, one a family, and the trainings that it needs."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import fmean
 from typing import Any
 
 from benchmarks.kept import RESULTS, read_lines
-from benchmarks.league.tasks import TASKS, UNLIKE_LENGTHS, problem_of
+from benchmarks.league.pooled import FRESH_SEEDS, METHODS
+from benchmarks.league.tasks import FIRST as FIRST_PROBLEMS
+from benchmarks.league.tasks import TASKS, problem_of
 from benchmarks.winnow.jobs import (
     Arm,
     Design,
     Done,
     Job,
-    chosen_factor,
     load,
     looks_of,
     train_arm,
@@ -21,21 +22,23 @@ from benchmarks.winnow.jobs import (
 from thresher_lab.comparison.controls import FULL_TRAINING, SAME_TIME, as_placebo
 from thresher_lab.training.specs import MethodSpec, Spec
 
-DESIGN = Design(shares=(0.5,), seeds=5, tasks=TASKS)
+DESIGN = Design(shares=(0.5,))
 SHARE = 0.5
+BEYOND = {0.6: (0.22, 0.36), 1.6: (2.56, 4.1)}
+"""Two more factors for an arm that is best at an edge of the grid."""
 PLACEBO = " with permuted signals"
 """End of the name of a placebo."""
+SHORTER = "shorter@"
+"""Begin of the name of fewer epochs."""
 
 CONTROLS = ("uniform", "shorter", "smaller", "fewer")
 """Arms that spend the same cost without a choice."""
 
 RUNS, TIMES = RESULTS / "league-runs.jsonl.gz", RESULTS / "league-times.jsonl"
 """Files of the trainings and of the CPU times."""
-GROUPED = "full, batches by length"
-"""Full training with batches of samples of similar lengths, on tasks whose samples have unlike lengths."""
 
 BESIDE = ("full", "shorter", "selective_backprop")
-"""Arms whose trainings in the finished comparison of `winnow-runs.jsonl.gz` are those of this version, too."""
+"""Arms whose trainings in the finished comparison of `winnow-runs.jsonl.gz` are those of the first seeds, too."""
 
 
 @dataclass(frozen=True)
@@ -103,42 +106,124 @@ three tasks with images failed.
 """
 
 
+@dataclass(frozen=True)
+class Round:
+    """The trainings of some of the methods.
+
+    Args:
+        methods: Names of the methods.
+        tasks: Names of the tasks.
+        controls: Names of the arms that spend the same cost without a choice.
+        seeds: Seeds that count.
+        beyond: More factors for an arm that is best with a factor of the grid.
+    """
+
+    methods: tuple[str, ...]
+    tasks: tuple[str, ...]
+    controls: tuple[str, ...]
+    seeds: range
+    beyond: Mapping[float, tuple[float, ...]] = field(default_factory=dict)
+
+    def entries(self, task: str) -> list[Entry]:
+        """Returns the methods that can be trained on a task."""
+        return [entry for entry in ENTRIES if entry.name in self.methods and entry.fits(task)]
+
+    def lengths(self, task: str) -> dict[str, float]:
+        """Returns the shares of the epochs that fit into the times of the methods, by the name in the table."""
+        found = {same_time(task, entry.name) for entry in self.entries(task)}
+        return {name_of(share): share for share in sorted(filter(None, found))}
+
+    def looks(self, done: Done, task: str, arm: str, share: float) -> list[Job]:
+        """Returns the trainings that the rate of an arm is chosen by, as far as they are known."""
+        looks = looks_of(DESIGN, task, arm, share)
+        factor = best_factor(done, looks)
+        more = () if factor is None else self.beyond.get(factor, ())
+        return looks + looks_of(replace(DESIGN, factors=more), task, arm, share)
+
+    def counted(self, done: Done, task: str, name: str) -> list[Job] | None:
+        """Returns the trainings of an arm that count; None before its rate is chosen.
+
+        Args:
+            done: Results of the trainings.
+            task: Name of the task.
+            name: Name of the arm in the table; that of a placebo takes the rate of its method.
+        """
+        share = self.share(task, name)
+        looks = self.looks(done, task, arm_of(name.removesuffix(PLACEBO)), share)
+        factor = best_factor(done, looks)
+        if factor is None:
+            return None
+        return [Job(task, arm_of(name), share, factor, seed) for seed in self.seeds]
+
+    def share(self, task: str, name: str) -> float:
+        """Returns the share of the cost, or of the epochs, of an arm."""
+        return 1.0 if name == "full" else self.lengths(task).get(name, SHARE)
+
+    def missing(self, done: Done, task: str, name: str) -> Iterator[Job]:
+        """Yields the trainings of an arm that can run now and were not run; the arguments are those of `counted`."""
+        counted = self.counted(done, task, name)
+        waiting = (
+            []
+            if name.endswith(PLACEBO)
+            else self.looks(done, task, arm_of(name), self.share(task, name))
+        )
+        yield from (job for job in counted or waiting if job not in done)
+
+    def names(self, task: str) -> list[str]:
+        """Returns the names of the arms, placebos last."""
+        methods = self.entries(task)
+        placebos = [entry.name + PLACEBO for entry in methods if has_placebo(entry)]
+        first = ["full", *self.controls, *(entry.name for entry in methods)]
+        return [*dict.fromkeys([*first, *self.lengths(task), *placebos])]
+
+
+def arm_of(name: str) -> str:
+    """Returns the arm of a name in the table."""
+    return SAME_TIME if name.startswith(SHORTER) else name
+
+
+def best_factor(done: Done, looks: Sequence[Job]) -> float | None:
+    """Returns the factor with the best mean metric, the smallest of equally good ones; None before all looks are done."""
+    if not all(job in done for job in looks):
+        return None
+    metrics: dict[float, list[float]] = {}
+    for job in looks:
+        metrics.setdefault(job.factor, []).append(done[job]["metric"])
+    return max(metrics, key=lambda factor: (fmean(metrics[factor]), -factor))
+
+
+FIRST = Round(
+    tuple(entry.name for entry in ENTRIES if entry.name not in METHODS),
+    tuple(problem.task.name for problem in FIRST_PROBLEMS),
+    CONTROLS,
+    range(5),
+)
+"""The first seeds, which suggested the methods of the others, and decide nothing."""
+FRESH = Round(METHODS, TASKS, ("smaller",), FRESH_SEEDS, BEYOND)
+"""The trainings that decide."""
+
+
 @cache
 def arms() -> dict[str, Arm]:
     """Returns all arms by name: full training and controls, the methods, and their placebos."""
     found = {
-        "full": Arm("full", lambda _: FULL_TRAINING, shares=(1.0,)),
+        "full": Arm("full", lambda _: FULL_TRAINING),
         "smaller": _arm("smaller", MethodSpec("uniform", {"keep": SHARE}, {"spend": "batches"})),
         "shorter": Arm("shorter", lambda _: FULL_TRAINING, shorter=True),
         "uniform": _arm("uniform", MethodSpec("uniform", {"keep": SHARE})),
         "fewer": _arm("fewer", MethodSpec("uniform", {"keep": SHARE, "fixed": True})),
+        SAME_TIME: Arm(SAME_TIME, lambda _: FULL_TRAINING, shorter=True),
     }
-    found[GROUPED] = Arm(GROUPED, lambda _: FULL_TRAINING, shares=(1.0,))
-    found[SAME_TIME] = Arm(SAME_TIME, lambda _: FULL_TRAINING, shorter=True)
     for entry in ENTRIES:
-        found.setdefault(entry.name, _arm(entry.name, entry.spec))
+        found[entry.name] = _arm(entry.name, entry.spec)
         if has_placebo(entry):
             name = entry.name + PLACEBO
-            found[name] = replace(_arm(name, as_placebo(entry.spec)), rate_of=entry.name)
+            found[name] = _arm(name, as_placebo(entry.spec))
     return found
 
 
 def _arm(name: str, spec: Spec) -> Arm:
-    return Arm(name, lambda _: spec, shares=(SHARE,))
-
-
-def arms_of(task: str) -> list[Arm]:
-    """Returns the arms that are trained on a task; fewer epochs in the same time are not among them, see `same_time`."""
-    unfit = {
-        name
-        for entry in ENTRIES
-        if not entry.fits(task)
-        for name in (entry.name, entry.name + PLACEBO)
-    }
-    unfit.add(SAME_TIME)
-    if task not in UNLIKE_LENGTHS:
-        unfit.add(GROUPED)
-    return [arm for name, arm in arms().items() if name not in unfit]
+    return Arm(name, lambda _: spec)
 
 
 def has_placebo(entry: Entry) -> bool:
@@ -148,11 +233,6 @@ def has_placebo(entry: Entry) -> bool:
     except ValueError:
         return False
     return True
-
-
-def share_of(arm: Arm) -> float:
-    """Returns the share at which an arm is trained: full training at 1."""
-    return arm.shares[0] if len(arm.shares) == 1 else SHARE
 
 
 @cache
@@ -176,66 +256,29 @@ def share_of_time(task: str, name: str) -> float | None:
     return fmean(shares) if shares else None
 
 
-def same_time(task: str, name: str) -> tuple[Arm, float] | None:
-    """Returns full training for as many epochs as fit into the time of a method: an arm and its share of the epochs.
+def same_time(task: str, name: str) -> float | None:
+    """Returns the share of the epochs of full training that fit into the time of a method; None where it is not measured yet.
 
     Times are rounded to tenths of that of full training, so that methods have their control in common.
 
     Args:
         task: Name of the task.
         name: Name of the method.
-
-    Returns:
-        None where the time of the method is not measured yet.
     """
     measured = share_of_time(task, name)
-    if measured is None:
-        return None
-    share = max(0.1, min(1.0, round(measured, 1)))
-    own = {1.0: "full", SHARE: "shorter"}.get(share, SAME_TIME)
-    return arms()[own], share
+    return None if measured is None else max(0.1, min(1.0, round(measured, 1)))
 
 
-def factor_of(done: Done, task: str, arm: Arm, share: float | None = None) -> float | None:
-    """Returns the factor on the rate that an arm is counted with; None before its looks are done.
-
-    Args:
-        done: Results of the trainings.
-        task: Name of the task.
-        arm: The arm.
-        share: Share at which it is trained. Default: `share_of` it.
-    """
-    if arm.rate_of:
-        arm = replace(arm, name=arm.rate_of, rate_of="")
-    return chosen_factor(DESIGN, done, task, arm, share or share_of(arm))
-
-
-def counted_jobs(done: Done, task: str, arm: Arm, share: float | None = None) -> list[Job] | None:
-    """Returns the counted trainings of an arm on a task; None before its rate is chosen. The arguments are those of `factor_of`."""
-    factor = factor_of(done, task, arm, share)
-    if factor is None:
-        return None
-    return [
-        Job(task, arm.name, share or share_of(arm), factor, seed) for seed in range(DESIGN.seeds)
-    ]
+def name_of(share: float) -> str:
+    """Returns the name of fewer epochs in the table, such as `shorter@0.6`; full training and half of its epochs have theirs."""
+    return {1.0: "full", SHARE: "shorter"}.get(share, f"{SHORTER}{share:g}")
 
 
 def ready(done: Done) -> Iterator[Job]:
-    """Yields the trainings that can run now, fewer epochs in the same time after everything else, and placebos last."""
+    """Yields the trainings that can run now, placebos of a task last."""
     for task in TASKS:
-        for arm in (arm for arm in arms_of(task) if not arm.rate_of):
-            yield from looks_of(DESIGN, task, arm.name, share_of(arm))
-            yield from counted_jobs(done, task, arm) or ()
-    for task in TASKS:
-        lengths = (same_time(task, entry.name) for entry in ENTRIES if entry.fits(task))
-        shares = {share for arm, share in filter(None, lengths) if arm.name == SAME_TIME}
-        for share in sorted(shares):
-            arm = arms()[SAME_TIME]
-            yield from looks_of(DESIGN, task, SAME_TIME, share)
-            yield from counted_jobs(done, task, arm, share) or ()
-    for task in TASKS:
-        for arm in (arm for arm in arms_of(task) if arm.rate_of):
-            yield from counted_jobs(done, task, arm) or ()
+        for name in FRESH.names(task):
+            yield from FRESH.missing(done, task, name)
 
 
 @cache
@@ -247,6 +290,5 @@ def shared() -> Done:
 
 def run(job: Job) -> dict[str, Any]:
     """Trains once, as `train_arm` does; the result also names the method with its settings."""
-    problem = problem_of(job.task, grouped=job.arm == GROUPED)
     arm = arms()[job.arm]
-    return {**train_arm(job, arm, problem), "spec": arm.spec(job.share).label}
+    return {**train_arm(job, arm, problem_of(job.task)), "spec": arm.spec(job.share).label}

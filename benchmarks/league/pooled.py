@@ -5,7 +5,7 @@
 Written before the first training of the fresh seeds. The unit is the task: the mean of the differences paired by seed, in units of
 the standard deviation of full training between its seeds on the task. Tasks are a random sample, so the interval is that of the t
 distribution over tasks. Holm's correction is over the methods, for each question by itself. The first question decides whether a
-method is worth its cost; trainings that fail (`table.far_off`) leave the task out, with their number.
+method is worth its cost; trainings that fail (`failures`) leave the task out, with their number.
 
 Tasks differ far more than seeds: in the trainings with the first five seeds, which suggested the seven methods and decide nothing,
 the mean of a method has a standard deviation of 2 to 5 between tasks (and above 20 for methods that fail on one), and the paired
@@ -16,13 +16,12 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
 
 from benchmarks.kept import RESULTS
-from benchmarks.league.table import Trainings, far_off
 from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.statistics import ALPHA, Paired, holm
 
@@ -30,7 +29,9 @@ POWER_FILE = RESULTS / "league-power.json"
 QUESTIONS = (SAME_TIME, "smaller", "full", "placebo")
 METHODS = ("winnow", "kakurenbo", "infobatch", "seta", "ies", "repb", "importance_sampling")
 """The seven methods that lose on the fewest tasks with the first five seeds."""
-FRESH_SEEDS = tuple(range(5, 10))
+FRESH_SEEDS = range(5, 10)
+Trainings = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+"""Counted trainings by seed, by task and arm."""
 BETWEEN_SEEDS = 1.9
 """Standard deviation of a paired difference, in those of full training."""
 
@@ -48,10 +49,22 @@ def standardized(held: Trainings, task: str, method: str, control: str) -> float
         None if a training of one of them failed, or one is missing.
     """
     arms = [(task, method), (task, control), (task, "full")]
-    if not set(arms) <= set(held) or any(far_off(place, held[place]) for place in arms):
+    if not set(arms) <= set(held) or any(failures(held, *arm) for arm in arms):
         return None
     own, other, full = ([run["metric"] for run in held[place]] for place in arms)
     return fmean(a - b for a, b in zip(own, other, strict=True)) / stdev(full)
+
+
+def failures(held: Trainings, task: str, name: str) -> int:
+    """Returns how many trainings of an arm came to less than half of the median of full training.
+
+    Args:
+        held: Counted trainings by task and arm.
+        task: Name of the task.
+        name: Name of the arm.
+    """
+    least = median(run["metric"] for run in held[task, "full"]) / 2
+    return sum(run["metric"] < least for run in held[task, name])
 
 
 def answers(by_method: Mapping[str, Sequence[float]]) -> dict[str, tuple[Paired, str]]:

@@ -5,41 +5,22 @@ committed runs are another machine's and are not used. Fewer epochs in the same 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.league.arms import (
-    CONTROLS,
-    DESIGN,
-    PLACEBO,
-    SHARE,
-    arms,
-    counted_jobs,
-    factor_of,
-    shared,
-)
+from benchmarks.league.arms import FRESH, PLACEBO, SHARE, arms, best_factor, shared
 from benchmarks.league.arms import RUNS as LEAGUE_RUNS
 from benchmarks.league.own import folder_of, identity_of, parse, source_of
+from benchmarks.league.pooled import QUESTIONS, Trainings, failures, standardized
 from benchmarks.league.ray_pool import RayPool
-from benchmarks.league.table import far_off
+from benchmarks.league.table import ASKED, over_tasks, values
 from benchmarks.league.tasks import TASKS, problem_of
-from benchmarks.winnow.jobs import (
-    Arm,
-    Done,
-    Job,
-    chosen_factor,
-    load,
-    looks_of,
-    run_missing,
-    train_arm,
-)
-from benchmarks.winnow.table import MARGIN
+from benchmarks.winnow.jobs import Arm, Done, Job, load, run_missing, train_arm
 from thresher.methods import no_such
 from thresher_lab.comparison.compare import SEEDS_OF_LENGTH
-from thresher_lab.comparison.controls import CONTROLS as KINDS
 from thresher_lab.comparison.controls import (
     FULL_TRAINING,
     SAME_TIME,
@@ -47,24 +28,33 @@ from thresher_lab.comparison.controls import (
     same_time_share,
     why_no_placebo_of,
 )
-from thresher_lab.comparison.statistics import Paired, against_controls, findings
+from thresher_lab.comparison.statistics import Paired
 from thresher_lab.training.specs import MethodSpec
 from thresher_lab.training.store import write_json
 
-QUICK = ("fashion-10k", "fashion-10k-noisy", "fashion-imbalanced")
+QUICK = (
+    "fashion-10k",
+    "fashion-10k-noisy",
+    "fashion-imbalanced",
+    "bike",
+    "near-duplicates",
+    "fashion-augmented-10",
+    "mnist-5k-mlp",
+    "mnist-5k-noisy",
+)
+"""Tasks that are trained unless others are wanted: the fast ones whose data need no folder."""
 RUNS, IDENTITY = "runs.jsonl", "method.json"
 """Files of the folder of a method: its trainings, and what they depend on."""
-SEEDS = range(DESIGN.seeds)
+SEEDS = FRESH.seeds
 """Seeds that count."""
 FAR_FROM_HALF = 0.05
 """Difference of a cost to that of the controls from which on the row says so."""
 
 
 @cache
-def committed() -> Done:
-    """Returns the committed trainings of the arms that are not trained here."""
-    done = {**shared(), **load(LEAGUE_RUNS)}
-    return {job: result for job, result in done.items() if job.arm in ("full", *CONTROLS)}
+def committed() -> Trainings:
+    """Returns the committed trainings with fresh seeds, by task and arm."""
+    return values(FRESH, {**shared(), **load(LEAGUE_RUNS)})
 
 
 @dataclass(frozen=True)
@@ -87,12 +77,6 @@ class Row:
         return f"method {self.label}"
 
     @property
-    def most(self) -> int:
-        """Largest number of trainings: looks at rates, but for the placebo, and seeds that count."""
-        looks = len(looks_of(DESIGN, "", "", SHARE)) * (len(self.arms) - (not self.no_placebo))
-        return len(self.tasks) * (looks + len(self.arms) * len(SEEDS))
-
-    @property
     def arms(self) -> list[str]:
         """Names of the arms that are trained here, besides full training."""
         placebo = [] if self.no_placebo else [self.name + PLACEBO]
@@ -110,18 +94,15 @@ class Row:
         share = self.share(done, task, name)
         if share is None or name.endswith(PLACEBO):
             return []
-        return looks_of(DESIGN, task, name, share)
+        return FRESH.looks(done, task, name, share)
 
     def counted(self, done: Done, task: str, name: str) -> list[Job]:
         """Returns the counted trainings of an arm; [] before its rate and its share of the time are known."""
-        share = self.share(done, task, name)
-        if share is None:
-            return []
-        arm = Arm(name.removesuffix(PLACEBO), lambda _: FULL_TRAINING)
-        factor = chosen_factor(DESIGN, done, task, arm, share)
+        looks = self.looks(done, task, name.removesuffix(PLACEBO))
+        factor = best_factor(done, looks) if looks else None
         if factor is None:
             return []
-        return [Job(task, name, share, factor, seed) for seed in SEEDS]
+        return [Job(task, name, looks[0].share, factor, seed) for seed in SEEDS]
 
     def share(self, done: Done, task: str, name: str) -> float | None:
         """Returns the share at which an arm is trained; None before it is known."""
@@ -140,11 +121,6 @@ class Row:
         )
         return None if share is None else max(0.001, round(share, 3))
 
-    def trainings(self, done: Done, task: str, name: str) -> list[Mapping[str, Any]]:
-        """Returns the counted trainings of an arm that were trained here, by seed; [] if one is missing."""
-        jobs = self.counted(done, task, name)
-        return [done[job] for job in jobs] if all(job in done for job in jobs) else []
-
 
 def arm_of(spec: MethodSpec, name: str) -> Arm:
     """Returns an arm that is trained here.
@@ -157,6 +133,18 @@ def arm_of(spec: MethodSpec, name: str) -> Arm:
         return Arm(name, lambda _: FULL_TRAINING, shorter=True)
     trained = as_placebo(spec) if name.endswith(PLACEBO) else spec
     return Arm(name, lambda _: trained)
+
+
+def full_job(task: str, seed: int) -> Job:
+    """Returns full training, at its committed rate.
+
+    Args:
+        task: Name of the task.
+        seed: Random seed.
+    """
+    jobs = FRESH.counted({**shared(), **load(LEAGUE_RUNS)}, task, "full")
+    assert jobs is not None
+    return replace(jobs[0], seed=seed)
 
 
 def train_job(spec: MethodSpec, job: Job) -> dict[str, Any]:
@@ -173,9 +161,7 @@ def train_job(spec: MethodSpec, job: Job) -> dict[str, Any]:
         arm = arm_of(spec, job.arm)
         if job.looks or job.arm != Row(spec.label).name:
             return train_arm(job, arm, problem_of(job.task))
-        factor = factor_of(committed(), job.task, arms()["full"])
-        assert factor is not None
-        pair = [(job, arm), (Job(job.task, "full", 1.0, factor, job.seed), arms()["full"])]
+        pair = [(job, arm), (full_job(job.task, job.seed), arms()["full"])]
         if job.seed % 2:
             pair.reverse()
         trained = {one.arm: train_arm(one, of, problem_of(one.task)) for one, of in pair}
@@ -185,151 +171,157 @@ def train_job(spec: MethodSpec, job: Job) -> dict[str, Any]:
         raise ValueError(f"{spec.label} on {job.task}: {error}. {remedy}.") from error
 
 
-def numbers(row: Row, done: Done) -> list[dict[str, Any]]:
-    """Returns the numbers of the row by task; tasks that are not finished are left out.
+def held_of(row: Row, done: Done) -> Trainings:
+    """Returns the trainings of the tasks that are finished: those here, and committed ones of smaller batches.
 
     Args:
         row: The trainings that the row needs.
         done: Results of the trainings here.
     """
-    own = {task: row.trainings(done, task, row.name) for task in row.tasks}
-    own = {task: trainings for task, trainings in own.items() if trainings}
-    full = {task: [one["full"] for one in trainings] for task, trainings in own.items()}
-    to_full = {task: _difference(own[task], full[task]) for task in own}
-    others = {
-        (task, kind): trainings for task in own for kind, trainings in _others(row, done, task)
+    found: dict[tuple[str, str], Sequence[Mapping[str, Any]]] = {}
+    for task in row.tasks:
+        jobs = {name: row.counted(done, task, name) for name in row.arms}
+        if all(of and all(job in done for job in of) for of in jobs.values()):
+            found |= {(task, name): [done[job] for job in of] for name, of in jobs.items()}
+            found[task, "full"] = [run["full"] for run in found[task, row.name]]
+            found[task, "smaller"] = committed()[task, "smaller"]
+    return found
+
+
+def numbers(row: Row, held: Trainings) -> dict[str, Any]:
+    """Returns what the method shows over the finished tasks, as `table.over_tasks` does, and on each task.
+
+    Args:
+        row: The trainings that the row needs.
+        held: Result of `held_of`.
+    """
+    tasks = [task for task in row.tasks if (task, row.name) in held]
+    controls = {SAME_TIME: SAME_TIME, "smaller": "smaller", "full": "full"}
+    if not row.no_placebo:
+        controls["placebo"] = row.name + PLACEBO
+    differences = {
+        kind: [standardized(held, task, row.name, control) for task in tasks]
+        for kind, control in controls.items()
     }
-    beside = {at: _difference(own[at[0]], trainings) for at, trainings in others.items()}
-    no_loss = findings(to_full, MARGIN)
-    against = against_controls(beside, MARGIN)
-    return [
-        {
-            "task": task,
-            "seeds": len(own[task]),
-            "metric": fmean(one["metric"] for one in own[task]),
-            "factor": row.counted(done, task, row.name)[0].factor,
-            "full": fmean(one["metric"] for one in full[task]),
-            "cost": Paired.of([one["cost"]["ratio"] for one in own[task]]),
-            "time": Paired.of([one["cpu_s"] / one["full"]["cpu_s"] for one in own[task]]),
-            "length": row.time_share(done, task),
-            "to_full": to_full[task],
-            "loses": no_loss[task],
-            "against": {at[1]: (beside[at], against[at]) for at in beside if at[0] == task},
-            "repeated": _repeated(task, full[task]),
-            "off": _far_off(task, own[task], others),
-        }
-        for task in own
-    ]
-
-
-def _others(row: Row, done: Done, task: str) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """Yields each control of a task with its trainings, by seed; those that are not finished are left out."""
-    if same_time := row.trainings(done, task, SAME_TIME):
-        yield SAME_TIME, same_time
-    for kind in CONTROLS:
-        jobs = counted_jobs(committed(), task, arms()[kind])
-        assert jobs is not None
-        yield kind, [committed()[job] for job in jobs]
-    if placebo := row.trainings(done, task, row.name + PLACEBO):
-        yield "placebo", placebo
-
-
-def _difference(own: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Paired:
-    return Paired.of([a["metric"] - b["metric"] for a, b in zip(own, other, strict=True)])
-
-
-def _repeated(task: str, full: Sequence[Mapping[str, Any]]) -> int:
-    """Returns on how many seeds full training here has the committed metric, digit for digit."""
-    jobs = counted_jobs(committed(), task, arms()["full"])
-    assert jobs is not None
-    return sum(
-        one["metric"] == committed()[job]["metric"] for one, job in zip(full, jobs, strict=True)
-    )
-
-
-def _far_off(
-    task: str,
-    own: Sequence[Mapping[str, Any]],
-    others: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
-) -> list[str]:
-    """Returns a sentence for each arm of which a training failed: it came to less than half of the median."""
-    named = {"the method": own}
-    named |= {KINDS[kind].words: of for (at, kind), of in others.items() if at == task}
-    said = [far_off((task, name), [*trainings]) for name, trainings in named.items()]
-    return [sentence for sentence in said if sentence]
+    return {
+        "over_tasks": {
+            kind: Paired.of([one for one in of if one is not None])
+            for kind, of in differences.items()
+            if any(one is not None for one in of)
+        },
+        "tasks": {
+            task: {
+                "metric": fmean(run["metric"] for run in held[task, row.name]),
+                "full": fmean(run["metric"] for run in held[task, "full"]),
+                "cost": fmean(run["cost"]["ratio"] for run in held[task, row.name]),
+                "time": fmean(run["cpu_s"] / run["full"]["cpu_s"] for run in held[task, row.name]),
+                "failed": failures(held, task, row.name),
+                "against": {
+                    kind: Paired.of(
+                        [
+                            a["metric"] - b["metric"]
+                            for a, b in zip(held[task, row.name], held[task, control], strict=True)
+                        ]
+                    )
+                    for kind, control in controls.items()
+                },
+            }
+            for task in tasks
+        },
+    }
 
 
 def lines(row: Row, done: Done) -> list[str]:
-    """Returns the row as lines of text.
+    """Returns the row as lines of text, beside the methods of the league on the same tasks.
 
     Args:
         row: The trainings that the row needs.
         done: Results of the trainings here.
     """
-    found = numbers(row, done)
-    said = [f"{row.label}, in points, with 95 % intervals"]
-    for one in found:
-        said += ["", *_task_lines(one)]
-    waiting = [task for task in row.tasks if task not in {one["task"] for one in found}]
-    if waiting:
-        said += ["", f"Not finished yet: {', '.join(waiting)}."]
-    return [*said, "", *_notes(row, found)] if found else said
-
-
-def _task_lines(one: Mapping[str, Any]) -> list[str]:
-    numbers = {
-        "cost, share of full training": _interval(one["cost"], ".3f"),
-        "CPU time, share of full training": _interval(one["time"], ".2f"),
-        "difference to full training": f"{_interval(one['to_full'], '+.2f')}  {_said(one['loses'])}",
+    held = held_of(row, done)
+    found = numbers(row, held)
+    waiting = [task for task in row.tasks if task not in found["tasks"]]
+    said = [f"Not finished yet: {', '.join(waiting)}."] if waiting else []
+    if not found["tasks"]:
+        return said
+    of = replace(FRESH, tasks=tuple(found["tasks"]))
+    of_league = {
+        known["method"]: {kind: Paired(**_fields(one)) for kind, one in known["against"].items()}
+        for known in over_tasks(
+            of, {place: runs for place, runs in committed().items() if place[0] in of.tasks}
+        )
     }
-    for kind, (paired, finding) in one["against"].items():
-        length = f" ({one['length']:g} of the epochs)" if kind == SAME_TIME else ""
-        numbers[f"to {KINDS[kind].words}{length}"] = (
-            f"{_interval(paired, '+.2f')}  {_said(finding)}"
-        )
-    head = f"{one['task']}: {one['metric']:.2f}, full training {one['full']:.2f}, {one['seeds']} seeds, rate x {one['factor']:g}"
-    said = [f"  {name:54}{number}" for name, number in numbers.items()]
-    return [head, *said, *(f"  {sentence}" for sentence in one["off"])]
-
-
-def _said(finding: str) -> str:
-    return "cannot tell" if finding == "unclear" else finding
-
-
-def _interval(paired: Paired, form: str) -> str:
-    if paired.low is None or paired.high is None:
-        return f"{paired.mean:{form}}"
-    return f"{paired.mean:{form}} [{paired.low:{form}}, {paired.high:{form}}]"
-
-
-def _notes(row: Row, found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns what the signal is worth, how much is corrected for, and where each number comes from."""
-    placebos = [one["against"]["placebo"][1] for one in found if "placebo" in one["against"]]
-    matters = f"Signal matters (better than permuted signals) on {placebos.count('better')} of {len(placebos)} tasks."
-    same_time = [one["against"][SAME_TIME][1] for one in found if SAME_TIME in one["against"]]
-    repeated = sum(one["repeated"] for one in found)
-    seeds = sum(one["seeds"] for one in found)
-    said = [
-        f"No placebo: {row.no_placebo}." if row.no_placebo else matters,
-        f"Better than fewer epochs in the same time on {same_time.count('better')} of {len(same_time)} tasks, worse on "
-        f"{same_time.count('worse')}.",
-        f"Findings are corrected by Holm over this row, and intervals are not: a finding may be open beside an interval without 0. "
-        f"No loss excludes a loss of {MARGIN:g} points.",
-        "The method, its placebo, full training and fewer epochs in the same time were trained here; full training and the "
-        "method in turns, so their CPU times compare. The other controls are committed runs of the same seeds, and their "
-        "times are not used.",
-        f"Full training here has the committed metric, digit for digit, on {repeated} of {seeds} seeds.",
+    widths = (
+        max(map(len, [row.label, *of_league])),
+        *(max(len(to) + 3, 18) for to in ASKED.values()),
+    )
+    table = [("method", *(f"to {to}" for to in ASKED.values()))]
+    for name, against in ((row.label, found["over_tasks"]), *of_league.items()):
+        table.append((name, *(_interval(against.get(kind)) for kind in QUESTIONS)))
+    return [
+        f"Over {len(of.tasks)} tasks, in standard deviations of full training between seeds, with 95 % intervals; the rows below "
+        f"{row.label} are committed:",
+        *(
+            "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+            for cells in table
+        ),
+        "",
+        *(_task_line(task, one) for task, one in found["tasks"].items()),
+        *said,
+        "",
+        *_notes(row, held, found["tasks"]),
     ]
-    if repeated < seeds:
+
+
+def _fields(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in ("n", "mean", "low", "high", "spread")}
+
+
+def _interval(paired: Paired | None) -> str:
+    if paired is None:
+        return ""
+    if paired.low is None:
+        return f"{paired.mean:+.1f}"
+    return f"{paired.mean:+.1f} [{paired.low:+.1f}, {paired.high:+.1f}]"
+
+
+def _task_line(task: str, one: Mapping[str, Any]) -> str:
+    against = ", ".join(
+        f"{paired.mean:+.2f} to {ASKED[kind]}" for kind, paired in one["against"].items()
+    )
+    failed = f", {one['failed']} of {len(SEEDS)} trainings failed" if one["failed"] else ""
+    return (
+        f"{task}: {one['metric']:.2f} points at {one['cost']:.2f} of the cost and {one['time']:.2f} of the CPU time{failed}; "
+        f"{against}"
+    )
+
+
+def _notes(row: Row, held: Trainings, tasks: Mapping[str, Any]) -> list[str]:
+    """Returns where each number comes from, and what limits it."""
+    pairs = [
+        (run["metric"], other["metric"])
+        for task in tasks
+        for run, other in zip(held[task, "full"], committed()[task, "full"], strict=True)
+    ]
+    repeated = sum(here == there for here, there in pairs)
+    said = [
+        "The method, its placebo, full training and fewer epochs in the same time were trained here; full training and the "
+        "method in turns, so their CPU times compare. Smaller batches and the other methods are committed runs of the same seeds.",
+        f"Full training here has the committed metric, digit for digit, on {repeated} of {len(pairs)} seeds.",
+    ]
+    if row.no_placebo:
+        said.append(f"No placebo: {row.no_placebo}.")
+    if repeated < len(pairs):
         said.append(
-            "The controls from committed runs were trained by other versions or on another kind of machine: differences to "
-            "them include what that changes."
+            "The committed runs are of other versions or another kind of machine: differences to them include what that changes."
         )
-    far = [one for one in found if abs(one["cost"].mean - SHARE) > FAR_FROM_HALF]
+    far = {
+        task: one["cost"] for task, one in tasks.items() if abs(one["cost"] - SHARE) > FAR_FROM_HALF
+    }
     if far:
-        costs = ", ".join(f"{one['cost'].mean:.2f} on {one['task']}" for one in far)
+        costs = ", ".join(f"{cost:.2f} on {task}" for task, cost in far.items())
         said.append(
-            f"The committed controls cost {SHARE:g}, and the method {costs}: differences to them are not at equal cost."
+            f"Smaller batches cost {SHARE:g}, and the method {costs}: differences to them are not at equal cost."
         )
     return said
 
@@ -366,7 +358,7 @@ def run(
     (folder / source.name).write_bytes(source.read_bytes())
     pool = None if cluster is None else RayPool(cluster)
     say(
-        f"up to {row.most} trainings on {', '.join(row.tasks)}, into {folder}; the same command goes on"
+        f"trains on {', '.join(row.tasks)}, into {folder}; if it is stopped, the same command goes on"
     )
     done = run_missing(
         row.ready, partial(train_job, spec), folder / RUNS, jobs, lambda: False, pool=pool, say=say

@@ -1,255 +1,304 @@
-"""From trainings to the league: differences paired by seed, findings corrected over the whole table, and the page."""
+"""From trainings to the league: what each method shows over all tasks, its differences on each task, and the pages."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean, median
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from benchmarks.kept import read_lines
 from benchmarks.league.arms import (
     CONTROLS,
     DESIGN,
     ENTRIES,
+    FIRST,
+    FRESH,
     PLACEBO,
-    TIMES,
-    arms_of,
-    counted_jobs,
-    has_placebo,
+    Round,
+    name_of,
     same_time,
     share_of_time,
 )
+from benchmarks.league.pooled import QUESTIONS, Trainings, answers, failures, standardized
 from benchmarks.league.tasks import TASKS, TITLES
 from benchmarks.marks import between_marks
-from benchmarks.winnow.jobs import Arm, Done
+from benchmarks.winnow.jobs import Done
 from benchmarks.winnow.table import MARGIN
 from benchmarks.winnow.table import TITLES as WINNOW_TITLES
-from thresher_lab.comparison.controls import CONTROLS as KINDS
 from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.statistics import Paired, against_controls, findings
 from thresher_lab.training.files import markdown_table
 
-BEGIN, END = "<!-- tables of benchmarks.league -->", "<!-- end of the tables -->"
-TOP = "<!-- top of benchmarks.league -->", "<!-- end of the top -->"
-
-Place = tuple[str, str]
-"""Task and method."""
-Trainings = Mapping[Place, list[Mapping[str, Any]]]
-"""Counted trainings by seed."""
-Against = tuple[str, str, str]
-"""Task, method and control."""
-
-
-BESIDE = (SAME_TIME, *CONTROLS, "placebo")
-"""Controls that each method is compared with."""
+MARKS = "<!-- tables of benchmarks.league -->", "<!-- end of the tables of benchmarks.league -->"
+KINDS = (SAME_TIME, *CONTROLS, "placebo")
+"""Controls that a method is compared with on a task."""
+ASKED = {
+    SAME_TIME: "fewer epochs in the same time",
+    "smaller": "smaller batches",
+    "full": "full training",
+    "placebo": "its placebo",
+}
+"""What each question compares with."""
 
 
-def values(done: Done) -> dict[Place, list[Mapping[str, Any]]]:
-    """Returns the counted trainings of each arm on each task, by seed; arms of which one is missing are left out.
+def values(of: Round, done: Done) -> Trainings:
+    """Returns the counted trainings by task and arm; arms of which one is missing are left out.
 
     Args:
+        of: Which methods and seeds.
         done: Results of the trainings.
     """
-    found: dict[Place, list[Mapping[str, Any]]] = {}
-    for task in TASKS:
-        at = {arm.name: (arm, None) for arm in arms_of(task)}
-        at |= {_label(*length): length for length in _lengths(task)}
-        for name, (arm, share) in at.items():
-            jobs = counted_jobs(done, task, arm, share)
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for task in of.tasks:
+        for name in of.names(task):
+            jobs = of.counted(done, task, name)
             if jobs is not None and all(job in done for job in jobs):
                 found[task, name] = [done[job] for job in jobs]
     return found
 
 
-def _lengths(task: str) -> Iterable[tuple[Arm, float]]:
-    return filter(None, (same_time(task, entry.name) for entry in ENTRIES if entry.fits(task)))
+def control_of(task: str, method: str, kind: str) -> str:
+    """Returns the name of the arm that a method is compared with; "" where it is not known yet.
+
+    Args:
+        task: Name of the task.
+        method: Name of the method.
+        kind: Kind of control, or "full".
+    """
+    if kind == "placebo":
+        return method + PLACEBO
+    if kind != SAME_TIME:
+        return kind
+    share = same_time(task, method)
+    return "" if share is None else name_of(share)
 
 
-def _label(arm: Arm, share: float) -> str:
-    """Returns the name of fewer epochs in the table, such as `shorter@0.6`; full training and half of its epochs have theirs."""
-    return f"shorter@{share:g}" if arm.name == SAME_TIME else arm.name
+def over_tasks(of: Round, held: Trainings) -> list[dict[str, Any]]:
+    """Returns what each method shows over all tasks, for each question; the best against fewer epochs in the same time first.
+
+    Args:
+        of: Which methods and seeds.
+        held: Their counted trainings.
+    """
+    trained = {name: [task for task in of.tasks if (task, name) in held] for name in of.methods}
+    trained = {name: tasks for name, tasks in trained.items() if tasks}
+    rows = {name: _over_tasks(name, tasks, held) for name, tasks in trained.items()}
+    for kind in QUESTIONS:
+        by_task = {name: _by_task(name, tasks, kind, held) for name, tasks in trained.items()}
+        enough = {name: of_tasks for name, of_tasks in by_task.items() if len(of_tasks) > 1}
+        decided = answers({name: list(of_tasks.values()) for name, of_tasks in enough.items()})
+        for name, (paired, word) in decided.items():
+            points = [
+                _difference(held[task, name], held[task, control_of(task, name, kind)]).mean
+                for task in enough[name]
+            ]
+            rows[name]["against"][kind] = {
+                **asdict(paired),
+                "points": fmean(points),
+                "answer": word if of.methods == FRESH.methods else "first seeds",
+                "tasks_to_decide": paired.seeds_for(abs(paired.mean), len(enough)),
+                "by_task": enough[name],
+            }
+    return sorted(
+        rows.values(), key=lambda row: -row["against"].get(SAME_TIME, {"mean": 0})["mean"]
+    )
+
+
+def _by_task(name: str, tasks: Sequence[str], kind: str, held: Trainings) -> dict[str, float]:
+    found = {task: standardized(held, task, name, control_of(task, name, kind)) for task in tasks}
+    return {task: difference for task, difference in found.items() if difference is not None}
+
+
+def _over_tasks(name: str, tasks: Sequence[str], held: Trainings) -> dict[str, Any]:
+    runs = [run for task in tasks for run in held[task, name]]
+    costs = [fmean(run["cost"]["ratio"] for run in held[task, name]) for task in tasks]
+    times = [time for task in tasks if (time := share_of_time(task, name)) is not None]
+    return {
+        "method": name,
+        "tasks": len(tasks),
+        "trainings": len(runs),
+        "failed": sum(failures(held, task, name) for task in tasks),
+        "cost": [min(costs), max(costs)],
+        "time": [min(times), max(times)] if times else None,
+        "against": {},
+    }
 
 
 def results(done: Done) -> dict[str, Any]:
-    """Returns the table: for each method on each task its metric, its cost, its differences, and what they show.
+    """Returns the league: each method over all tasks, and on each task its metric, cost and differences.
 
     Args:
         done: Results of the trainings.
     """
-    held = values(done)
+    rounds = {"fresh": FRESH, "first": FIRST}
+    held = {name: values(of, done) for name, of in rounds.items()}
+    places = {
+        (task, method): trainings
+        for name, of in rounds.items()
+        for (task, method), trainings in held[name].items()
+        if method in of.methods and (task, "full") in held[name]
+    }
+    round_of = {method: name for name, of in rounds.items() for method in of.methods}
     to_full = {
-        (task, entry.name): _difference(held[task, entry.name], held[task, "full"])
-        for task in TASKS
-        for entry in ENTRIES
-        if {(task, entry.name), (task, "full")} <= set(held)
+        place: _difference(own, held[round_of[place[1]]][place[0], "full"])
+        for place, own in places.items()
     }
     beside = {
-        (task, name, kind): _difference(held[task, name], held[task, control])
-        for task, name in to_full
-        for kind in BESIDE
-        if (task, control := _arm_of(task, name, kind)) in held
+        (task, method, kind): _difference(own, others[task, control])
+        for (task, method), own in places.items()
+        for kind in KINDS
+        for others in [held[round_of[method]]]
+        if (task, control := control_of(task, method, kind)) in others
     }
     no_loss, against = findings(to_full, MARGIN), against_controls(beside, MARGIN)
-    rows = [_row(place, held, to_full, beside, no_loss, against) for place in to_full]
-    methods = {name for entry in ENTRIES for name in (entry.name, entry.name + PLACEBO)}
-    controls = [_control(task, name, held) for task, name in held if name not in methods]
-    left_out = [(task, entry.name) for task in TASKS for entry in ENTRIES if not entry.fits(task)]
-    places = [(task, entry.name) for task in TASKS for entry in ENTRIES]
-    waiting = [place for place in places if place not in to_full and place not in left_out]
+    methods = [row for name, of in rounds.items() for row in over_tasks(of, held[name])]
     return {
         "margin": MARGIN,
         "design": asdict(DESIGN),
         "families": {entry.name: entry.family for entry in ENTRIES},
         "settings": {entry.name: entry.spec.label for entry in ENTRIES},
-        "sentences": {entry.name: against_fewer_epochs(entry.name, rows) for entry in ENTRIES},
-        "rows": rows,
-        "controls": controls,
-        "waiting": waiting,
-        "open": _open(rows),
-        "left_out": left_out,
-        "earlier": earlier(read_lines(TIMES), held),
-        "far_off": [sentence for place in held if (sentence := far_off(place, held[place]))],
+        "sentences": {row["method"]: sentence(row) for row in methods},
+        "methods": methods,
+        "rows": [
+            {
+                "task": task,
+                "method": method,
+                "seeds": round_of[method],
+                **_spent(task, method, own),
+                "full": fmean(run["metric"] for run in held[round_of[method]][task, "full"]),
+                "to_full": asdict(to_full[task, method]),
+                "finding": no_loss[task, method],
+                "against": {
+                    place[2]: {**asdict(beside[place]), "finding": against[place]}
+                    for place in beside
+                    if place[:2] == (task, method)
+                },
+            }
+            for (task, method), own in places.items()
+        ],
+        "controls": [
+            {
+                "task": task,
+                "arm": arm,
+                "seeds": name,
+                **_spent(task, arm, own),
+                "to_full": asdict(_difference(own, trainings[task, "full"])),
+            }
+            for name, trainings in held.items()
+            for (task, arm), own in trainings.items()
+            if arm.removesuffix(PLACEBO) not in round_of and (task, "full") in trainings
+        ],
     }
-
-
-def against_fewer_epochs(name: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Says on how many tasks a method is better and worse than fewer epochs: in the same time if that was trained.
-
-    Args:
-        name: Name of the method.
-        rows: Rows of the table.
-    """
-    of = [row["against"] for row in rows if row["method"] == name]
-    kind = SAME_TIME if any(SAME_TIME in against for against in of) else "shorter"
-    words = "in the same time" if kind == SAME_TIME else "at half the cost"
-    found = [against[kind]["finding"] for against in of if kind in against]
-    if not found:
-        return "Not compared with fewer epochs yet."
-    better = found.count("better")
-    return f"Better than fewer epochs {words} on {better} of {len(found)} tasks, worse on {found.count('worse')}."
-
-
-def _open(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the controls that methods lack on a task, in words."""
-    with_placebo = {entry.name for entry in ENTRIES if has_placebo(entry)}
-    lacking = {
-        f"{KINDS[kind].words} on {row['task']}"
-        for row in rows
-        for kind in BESIDE
-        if kind not in row["against"] and (kind != "placebo" or row["method"] in with_placebo)
-    }
-    return sorted(lacking)
-
-
-def _arm_of(task: str, method: str, control: str) -> str:
-    """Returns the name of the arm that is a control of a method; "" where it is not known yet."""
-    if control == "placebo":
-        return method + PLACEBO
-    if control != SAME_TIME:
-        return control
-    length = same_time(task, method)
-    return "" if length is None else _label(*length)
 
 
 def _difference(own: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]) -> Paired:
     return Paired.of([a["metric"] - b["metric"] for a, b in zip(own, other, strict=True)])
 
 
-def _spent(place: Place, trainings: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _spent(task: str, name: str, trainings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        "time": share_of_time(*place),
+        "time": share_of_time(task, name),
         "metric": fmean(one["metric"] for one in trainings),
         "cost": fmean(one["cost"]["ratio"] for one in trainings),
         "steps": fmean(one["cost"]["steps"] for one in trainings),
     }
 
 
-def far_off(place: Place, trainings: list[Mapping[str, Any]]) -> str:
-    """A sentence about trainings that came to less than half of the median; empty where there are none."""
-    task, name = place
-    metrics = [one["metric"] for one in trainings]
-    off = [f"{metric:.1f}" for metric in metrics if metric < median(metrics) / 2]
-    words = f"{len(off)} of {len(metrics)} trainings of {name} on {task} failed ({', '.join(off)}; median {median(metrics):.1f})."
-    return words if off else ""
-
-
-def earlier(lines: Iterable[Mapping[str, Any]], held: Trainings) -> list[str]:
-    """Says which counted trainings are of an earlier version: those that came to another metric when they were trained again.
+def sentence(row: Mapping[str, Any]) -> str:
+    """Returns what a method shows against fewer epochs in the same time, in a sentence.
 
     Args:
-        lines: Lines of the file of the times, which has such metrics.
-        held: The counted trainings.
+        row: Row of `over_tasks`.
     """
-    found: dict[str, dict[str, list[float]]] = {}
-    for line in lines:
-        task, seed = line["task"], line["seed"]
-        for name, (before, now) in line["others"].items():
-            if (task, name) in held and held[task, name][seed]["metric"] == before:
-                found.setdefault(task, {}).setdefault(name, []).append(now - before)
-    return [_of_earlier(task, of) for task, of in found.items()]
-
-
-def _of_earlier(task: str, found: Mapping[str, list[float]]) -> str:
-    differences = [abs(one) for of in found.values() for one in of]
+    found = row["against"].get(SAME_TIME)
+    if found is None:
+        return "Not compared with fewer epochs in the same time yet."
     return (
-        f"On {task}, the counted trainings of {', '.join(found)} are of an earlier version, which drew other samples at random; "
-        f"trained again, they differ by {median(differences):.2f} points in the median, and by {max(differences):.2f} at most."
+        f"Against fewer epochs in the same time, over {found['n']} tasks: {_interval(found)} standard deviations of full training "
+        f"between seeds, {found['points']:+.2f} points ({found['answer']})."
     )
 
 
-def _control(task: str, name: str, held: Trainings) -> dict[str, Any]:
-    own = held[task, name]
-    to_full = (
-        None
-        if name == "full" or (task, "full") not in held
-        else asdict(_difference(own, held[task, "full"]))
-    )
-    return {"task": task, "arm": name, **_spent((task, name), own), "to_full": to_full}
-
-
-def _row(
-    place: Place,
-    held: Trainings,
-    to_full: Mapping[Place, Paired],
-    beside: Mapping[Against, Paired],
-    no_loss: Mapping[Place, str],
-    against: Mapping[Against, str],
-) -> dict[str, Any]:
-    task, name = place
-    controls = {
-        at[2]: {**asdict(beside[at]), "finding": against[at]} for at in beside if at[:2] == place
-    }
-    found = {"finding": no_loss[place], "against": controls}
-    return {
-        "task": task,
-        "method": name,
-        **_spent(place, held[place]),
-        "to_full": asdict(to_full[place]),
-        **found,
-    }
-
-
-def page(found: Mapping[str, Any]) -> str:
-    """Returns the tables of the league in Markdown, those that fell short first.
+def summary(found: Mapping[str, Any]) -> str:
+    """Returns the table of the methods in Markdown.
 
     Args:
         found: Result of `results`.
     """
-    parts = [summary(found)]
-    for task in TASKS:
-        rows = sorted(
-            (row for row in found["rows"] if row["task"] == task),
-            key=lambda row: row["to_full"]["mean"],
-        )
-        if rows:
-            title = TITLES.get(task) or WINNOW_TITLES.get(task, task)
-            parts.append(f"**{title}**\n\n{_task_table(task, rows, found)}")
-    return "\n\n".join(parts)
+    header = (
+        "method",
+        "what it does",
+        "tasks",
+        "cost",
+        "CPU time",
+        *(f"to {to}" for to in ASKED.values()),
+        "failed",
+    )
+    return markdown_table(
+        header, [_method_cells(row, found["families"]) for row in found["methods"]]
+    )
+
+
+def _method_cells(row: Mapping[str, Any], families: Mapping[str, str]) -> tuple[str, ...]:
+    return (
+        row["method"],
+        families[row["method"]],
+        str(row["tasks"]),
+        _range(row["cost"]),
+        _range(row["time"]),
+        *(_answer(row["against"].get(kind)) for kind in QUESTIONS),
+        f"{row['failed']} of {row['trainings']}" if row["failed"] else "",
+    )
+
+
+def _answer(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    said = f"{_interval(found)}; {found['points']:+.2f} points"
+    if found["answer"] == "first seeds":
+        return f"*{said}*"
+    if found["answer"] == "not decided":
+        return f"{said} ({found['tasks_to_decide'] or 'over 1,000'})"
+    return f"**{found['answer']}**: {said}"
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    return f"{found['mean']:+.1f} [{found['low']:+.1f}, {found['high']:+.1f}]"
+
+
+def _range(values: Sequence[float] | None) -> str:
+    if values is None:
+        return ""
+    least, most = values
+    return f"{least:.2f} to {most:.2f}" if most - least > 0.005 else f"{most:.2f}"
+
+
+def top(found: Mapping[str, Any]) -> str:
+    """Returns the answers in a few sentences.
+
+    Args:
+        found: Result of `results`.
+    """
+    fresh = [row for row in found["methods"] if row["method"] in FRESH.methods]
+    said = [
+        f"[The league](league.md) trains {len(found['methods'])} methods, one a family, at about half of the cost; for "
+        f"{len(fresh)} of them, fresh seeds on {len(FRESH.tasks)} tasks decide."
+    ]
+    for kind, control in ASKED.items():
+        by_answer = {
+            word: [
+                row["method"] for row in fresh if row["against"].get(kind, {}).get("answer") == word
+            ]
+            for word in ("better", "worse", "not decided")
+        }
+        parts = [f"{word}: {', '.join(names)}" for word, names in by_answer.items() if names]
+        said.append(f"Against {control}, {'; '.join(parts) or 'nothing is trained yet'}.")
+    return " ".join(said)
 
 
 COLUMNS = {
     SAME_TIME: "to fewer epochs, same time",
     "smaller": "to smaller",
-    "shorter": "to fewer epochs",
+    "shorter": "to half of the epochs",
     "uniform": "to random",
     "fewer": "to one subset",
     "placebo": "to placebo",
@@ -257,23 +306,44 @@ COLUMNS = {
 """Columns of the table of a task, by control."""
 
 
-def _task_table(task: str, rows: list[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
+def page(found: Mapping[str, Any]) -> str:
+    """Returns the tables of the tasks in Markdown: those of the fresh seeds, and those of the first.
+
+    Args:
+        found: Result of `results`.
+    """
+    parts: list[str] = []
+    for seeds, of in (("fresh", FRESH), ("first", FIRST)):
+        parts.append(f"## {seeds.capitalize()} seeds, {of.seeds[0]} to {of.seeds[-1]}")
+        for task in (task for task in TASKS if task in of.tasks):
+            rows = [row for row in found["rows"] if (row["task"], row["seeds"]) == (task, seeds)]
+            controls = [
+                row for row in found["controls"] if (row["task"], row["seeds"]) == (task, seeds)
+            ]
+            if rows:
+                title = TITLES.get(task) or WINNOW_TITLES.get(task, task)
+                parts.append(f"**{title}**\n\n{_task_table(rows, controls)}")
+    return "\n\n".join(parts)
+
+
+def _task_table(rows: Sequence[Mapping[str, Any]], controls: Sequence[Mapping[str, Any]]) -> str:
+    kinds = [kind for kind in COLUMNS if any(kind in row["against"] for row in rows)]
     spent = ("metric", "cost", "CPU time", "steps")
-    header = ("method", *spent, "to full", "finding", *COLUMNS.values())
-    lines = [_cells(row) for row in rows]
-    for control in (one for one in found["controls"] if one["task"] == task):
-        to_full = "" if control["to_full"] is None else _said(control["to_full"])
-        empty = ("",) * (1 + len(COLUMNS))
-        lines.append((f"*{control['arm']}*", *_spent_cells(control), to_full, *empty))
+    header = ("method", *spent, "to full", "finding", *(COLUMNS[kind] for kind in kinds))
+    lines = [
+        (
+            row["method"],
+            *_spent_cells(row),
+            _said(row["to_full"]),
+            "cannot tell" if row["finding"] == "unclear" else row["finding"],
+            *(_said(row["against"].get(kind)) for kind in kinds),
+        )
+        for row in sorted(rows, key=lambda row: row["to_full"]["mean"])
+    ]
+    for row in controls:
+        to_full = "" if row["arm"] == "full" else _said(row["to_full"])
+        lines.append((f"*{row['arm']}*", *_spent_cells(row), to_full, *("",) * (1 + len(kinds))))
     return markdown_table(header, lines)
-
-
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    words = {"no loss": "no loss", "loses": "loses", "unclear": "cannot tell"}
-    controls = [row["against"].get(kind) for kind in COLUMNS]
-    against = ["" if one is None else _said(one) + _decided(one["finding"]) for one in controls]
-    finding = words[row["finding"]]
-    return (row["method"], *_spent_cells(row), _said(row["to_full"]), finding, *against)
 
 
 def _spent_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -281,160 +351,19 @@ def _spent_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"{row['metric']:.2f}", f"{row['cost']:.3f}", time, f"{row['steps']:.0f}")
 
 
-def _decided(finding: str) -> str:
-    return "" if finding == "unclear" else f" ({finding})"
-
-
-def _said(paired: Mapping[str, Any]) -> str:
-    return f"{paired['mean']:+.2f} ± {paired['mean'] - paired['low']:.2f}"
-
-
-def summary(found: Mapping[str, Any]) -> str:
-    """Returns one line per method: on how many tasks it loses, and is better or worse than its controls; the worst first.
-
-    Args:
-        found: Result of `results`.
-    """
-    names = dict.fromkeys(row["method"] for row in found["rows"])
-    rows = sorted((_of_method(name, found) for name in names), key=lambda row: row["rank"])
-    header = (
-        "method",
-        "family",
-        "tasks",
-        "cost",
-        "CPU time",
-        "loses",
-        "no loss",
-        "better than fewer epochs, same time",
-        "worse",
-        "better than smaller",
-        "worse",
-        "signal matters",
-    )
-    lines = [
-        (
-            row["name"],
-            found["families"][row["name"]],
-            str(row["tasks"]),
-            row["cost"],
-            row["time"],
-            *(str(row[key]) for key in ("loses", "no_loss")),
-            *(
-                str(row[key][kind])
-                for kind in (SAME_TIME, "smaller")
-                for key in ("better", "worse")
-            ),
-            row["signal"],
-        )
-        for row in rows
-    ]
-    waiting, left_out = (
-        ", ".join(f"{name} on {task}" for task, name in found[key])
-        for key in ("waiting", "left_out")
-    )
-    off = "".join(f"\n\n{one}" for one in (*found["earlier"], *found["far_off"]))
-    said = (
-        f"{off}\n\nLeft out, because the targets are not the classes that the method needs: {left_out}."
-        if left_out
-        else off
-    )
-    return (
-        markdown_table(header, lines)
-        + said
-        + (f"\n\nNot finished yet: {waiting}." if waiting else "")
-        + (f"\n\nControls not trained yet: {', '.join(found['open'])}." if found["open"] else "")
-    )
-
-
-NAMED = {SAME_TIME: "fewer epochs in the same time", "smaller": "smaller batches"}
-"""Controls that the outcome names."""
-
-
-def top(found: Mapping[str, Any]) -> str:
-    """Returns the outcome in a few sentences, what fell short first.
-
-    Args:
-        found: Result of `results`.
-    """
-    names = dict.fromkeys(row["method"] for row in found["rows"])
-    rows = sorted(
-        (_of_method(name, found) for name in names), key=lambda row: row["rank"], reverse=True
-    )
-    found_of = {
-        "Shown to lose against full training somewhere": [
-            row["name"] for row in reversed(rows) if row["loses"]
-        ],
-        **{
-            f"{word.capitalize()} than {control} somewhere": [
-                row["name"] for row in ordered if row[word][kind]
-            ]
-            for kind, control in NAMED.items()
-            for word, ordered in (("worse", [*reversed(rows)]), ("better", rows))
-        },
-        "Better than the placebo somewhere, so that the signal matters": [
-            row["name"] for row in rows if row["signal_matters"]
-        ],
-        "Nowhere shown to lose": [row["name"] for row in rows if not row["loses"]],
-    }
-    tasks = len(found["design"]["tasks"])
-    begin = f"[One method a family](league.md), {len(rows)} of them, on {tasks} tasks at about half of the cost. "
-    return begin + " ".join(f"{said}: {', '.join(of) or 'none'}." for said, of in found_of.items())
-
-
-def _of_method(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    rows = [row for row in found["rows"] if row["method"] == name]
-    findings = {
-        kind: [row["against"][kind]["finding"] for row in rows if kind in row["against"]]
-        for kind in (*NAMED, "placebo")
-    }
-    loses, no_loss = (sum(row["finding"] == word for row in rows) for word in ("loses", "no loss"))
-    better, worse = (
-        {kind: findings[kind].count(word) for kind in NAMED} for word in ("better", "worse")
-    )
-    placebos = findings["placebo"]
-    times = [row["time"] for row in rows if row["time"] is not None]
-    return {
-        "name": name,
-        "tasks": len(rows),
-        "cost": _range(row["cost"] for row in rows),
-        "time": _range(times),
-        "loses": loses,
-        "no_loss": no_loss,
-        "better": better,
-        "worse": worse,
-        "signal_matters": placebos.count("better"),
-        "signal": f"{placebos.count('better')} of {len(placebos)}" if placebos else "no placebo",
-        "rank": (
-            sum(better.values()) - sum(worse.values()) - loses + no_loss,
-            -loses,
-            fmean(row["to_full"]["mean"] for row in rows),
-        ),
-    }
-
-
-def _range(values: Iterable[float]) -> str:
-    ordered = sorted(values)
-    if not ordered:
+def _said(paired: Mapping[str, Any] | None) -> str:
+    if paired is None:
         return ""
-    least, most = ordered[0], ordered[-1]
-    return f"{least:.2f} to {most:.2f}" if most - least > 0.005 else f"{most:.2f}"
+    decided = paired.get("finding", "unclear")
+    word = "" if decided == "unclear" else f" ({decided})"
+    return f"{paired['mean']:+.2f} ± {paired['mean'] - paired['low']:.2f}{word}"
 
 
-def with_tables(text: str, found: Mapping[str, Any]) -> str:
-    """Returns a page in Markdown with the tables between its two marks.
-
-    Args:
-        text: Text with the lines `BEGIN` and `END`.
-        found: Result of `results`.
-    """
-    return between_marks(text, BEGIN, END, page(found))
-
-
-def with_top(text: str, found: Mapping[str, Any]) -> str:
-    """Returns a page in Markdown with the sentences of `top` between the marks `TOP`.
+def write(path: Path, tables: str) -> None:
+    """Writes tables or sentences into a page in Markdown, between its marks.
 
     Args:
-        text: Text with the lines of `TOP`.
-        found: Result of `results`.
+        path: The page.
+        tables: Text between the marks.
     """
-    return between_marks(text, *TOP, top(found))
+    path.write_text(between_marks(path.read_text(), *MARKS, tables))

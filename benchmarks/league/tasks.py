@@ -1,4 +1,6 @@
-"""The tasks of the league: five of `benchmarks.winnow`, and two on which papers say that selection must win.
+"""The tasks of the league: small trainings of unlike data and networks.
+
+On two of them, papers say, selection must win; two are read from the folder of `benchmarks.people`, in THRESHER_DATA.
 
 - Near-duplicates: 1,000 images of Fashion-MNIST, each 1 to 20 times, moved by up to two pixels.
 - Texts of unlike lengths: 32 to 384 bytes of Python's standard library, to be assigned to one of eight packages. As in the
@@ -6,8 +8,8 @@
 """
 
 import os
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.winnow.tasks import Part, Problem, Sets, fashion
+from benchmarks.people import cifar
+from benchmarks.winnow.tasks import Part, Problem, Sets, fashion, held_out
 from benchmarks.winnow.tasks import problem_of as problem_of_winnow
-from thresher.samplers import Grouped
+from thresher_lab.tasks import TASKS as BUILT_IN
 from thresher_lab.tasks.base import Data, Task
 
 COPIES, SHIFT = 20, 2
@@ -132,24 +135,44 @@ class BytesNetwork(nn.Module):
         return self.head(hidden.sum(2) / real.sum(2).clamp(min=1))
 
 
-@dataclass(frozen=True)
 class TextTask(Task):
-    """A task of texts.
-
-    Args:
-        grouped: Whether batches have texts of similar lengths, as by `thresher.samplers.Grouped`. Default: False.
-    """
-
-    grouped: bool = False
+    """A task of texts."""
 
     def loader(self, data: Data, seed: int) -> DataLoader[Any]:
         """Returns the training batches, in an order that depends on `seed` alone."""
-        if self.grouped:
-            batches = Grouped(lengths_of(data.train.tensors[0]), self.batch_size, seed=seed)
-            return DataLoader(data.train, batch_sampler=batches, collate_fn=padded)
         generator = torch.Generator().manual_seed(seed)
         own = {"batch_size": self.batch_size, "shuffle": True, "generator": generator}
         return DataLoader(data.train, collate_fn=padded, **own)
+
+
+@cache
+def by_people(column: str) -> Sets:
+    """Returns 5,000 images of CIFAR-10 with labels by people; those to choose rates and to count with have the right ones.
+
+    Args:
+        column: Which labels, see `benchmarks.people`: "clean" for the right ones.
+    """
+    labeled = cifar(column, BUILT_IN["cifar10"].find(None).parent, seed=0)  # pyright: ignore[reportOptionalMemberAccess]
+    train = TensorDataset(labeled.inputs[:COLORED], labeled.labels[:COLORED])
+    choice, test = (
+        (labeled.test_inputs[part], labeled.test_labels[part])
+        for part in (slice(CHOICE), slice(CHOICE, None))
+    )
+    return Sets(train, choice, test)
+
+
+def colored_cnn() -> nn.Sequential:
+    """Returns a network of two convolutions with stride 2 and two linear layers, for images of 3 x 32 x 32."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * 32, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 _TEXTS = TextTask(
@@ -164,32 +187,43 @@ _TEXTS = TextTask(
     has_images=False,
 )
 _IMAGES = replace(problem_of_winnow("fashion-10k").task, name="near-duplicates")
+_WRONG = replace(BUILT_IN["mnist-5k-noisy"], network=BUILT_IN["mnist-5k-mlp"].network)
+_COLORED, _BY_PEOPLE = (
+    replace(BUILT_IN["cifar10"], name=name, network=colored_cnn, lr=0.05, batch_size=64)
+    for name in ("cifar10-5k", "cifar10-5k-people")
+)
+COLORED = 5000
+"""Number of images of CIFAR-10."""
 
-OF_WINNOW = ("fashion-10k", "fashion-10k-noisy", "fashion-imbalanced", "bike", "text")
-"""Tasks of `benchmarks.winnow`."""
-PROBLEMS = (
-    *map(problem_of_winnow, OF_WINNOW),
+FIRST = (
+    *map(
+        problem_of_winnow,
+        ("fashion-10k", "fashion-10k-noisy", "fashion-imbalanced", "bike", "text"),
+    ),
     Problem(_IMAGES, near_duplicates, 10),
     Problem(_TEXTS, package_texts, 10),
 )
-"""The tasks, in the order in which they are run."""
+"""The tasks of the first seeds."""
+PROBLEMS = (
+    *FIRST,
+    problem_of_winnow("fashion-augmented-10"),
+    Problem(_COLORED, partial(by_people, "clean"), 10),
+    Problem(_BY_PEOPLE, partial(by_people, "worst"), 10),
+    Problem(BUILT_IN["mnist-5k-mlp"], partial(held_out, "mnist-5k-mlp"), 10),
+    Problem(_WRONG, partial(held_out, "mnist-5k-noisy"), 10),
+)
+"""All tasks."""
 TASKS = tuple(problem.task.name for problem in PROBLEMS)
-UNLIKE_LENGTHS = ("package-texts",)
-"""Tasks whose samples have unlike lengths."""
 TITLES = {
     "near-duplicates": "Fashion-MNIST, 1,000 images, each 1 to 20 times with small shifts",
     "package-texts": "texts of 32 to 384 bytes, to be assigned to a package",
 }
 
 
-def problem_of(name: str, *, grouped: bool = False) -> Problem:
+def problem_of(name: str) -> Problem:
     """Returns a task of the league by its name.
 
     Args:
         name: Name of the task.
-        grouped: Whether batches have samples of similar lengths; for `UNLIKE_LENGTHS` alone. Default: False.
     """
-    problem = next(problem for problem in PROBLEMS if problem.task.name == name)
-    if not grouped:
-        return problem
-    return replace(problem, task=replace(problem.task, grouped=True))
+    return next(problem for problem in PROBLEMS if problem.task.name == name)

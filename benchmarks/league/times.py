@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from benchmarks.kept import add_line
-from benchmarks.league.arms import RUNS, TIMES, arms, arms_of, counted_jobs, run, shared, times
-from benchmarks.league.tasks import TASKS
+from benchmarks.league.arms import FRESH, RUNS, TIMES, run, shared, times
 from benchmarks.winnow.jobs import Done, Job, load
 
 ROUNDS = 2
-"""Number of rounds of each task, which are also the seeds."""
+"""Number of rounds of each task."""
 FULL_TRAININGS = 3
 """Number of times that full training is in a round: at its start, in its middle and at its end."""
 
@@ -30,17 +29,17 @@ def round_of(done: Done, task: str, seed: int) -> list[Job] | None:
         task: Name of the task.
         seed: Number of the round.
     """
-    names = [arm.name for arm in arms_of(task) if not arm.rate_of and arm.name != "full"]
+    names = ["smaller", *(entry.name for entry in FRESH.entries(task))]
     half = len(names) // 2
     order = ["full", *names[:half], "full", *names[half:], "full"]
-    counted = [counted_jobs(done, task, arms()[name]) for name in order]
+    counted = [FRESH.counted(done, task, name) for name in order]
     found = [jobs[seed] for jobs in counted if jobs]
     return found if len(found) == len(order) and all(job in done for job in found) else None
 
 
 def missing(done: Done) -> Iterator[tuple[str, int]]:
     """Yields the task and the number of each round that is not measured yet and can be."""
-    for task in TASKS:
+    for task in FRESH.tasks:
         for seed in range(len(times().get(task, ())), ROUNDS):
             if round_of(done, task, seed):
                 yield task, seed

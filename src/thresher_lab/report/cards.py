@@ -223,16 +223,15 @@ def _of_leagues(name: str, folder: Path) -> Iterator[str]:
             row for row in found.get("rows", ()) if "families" in found and row["method"] == name
         ]
         if rows:
-            full = {one["task"]: one["metric"] for one in found["controls"] if one["arm"] == "full"}
             columns = ("to fewer epochs, same time", "to smaller batches", "to its placebo")
             header = ("task", "metric, hundredths", "full", "to full", *columns, "cost", "seeds")
-            table = markdown_table(header, [_league_cells(row, full[row["task"]]) for row in rows])
+            table = markdown_table(header, [_league_cells(row) for row in rows])
             title = f"### One method a family, `{found['settings'][name]}`"
             source = f"From `{path.name}`; verdicts are corrected over all methods and tasks."
             yield f"{title}\n\n{found['sentences'][name]} {source}\n\n{table}"
 
 
-def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
+def _league_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     against = [
         row["to_full"] | {"finding": row["finding"]},
         *(row["against"].get(kind) for kind in ("shorter@time", "smaller", "placebo")),
@@ -241,7 +240,7 @@ def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
     return (
         f"`{row['task']}`",
         f"{row['metric']:.2f}",
-        f"{full:.2f}",
+        f"{row['full']:.2f}",
         *between,
         f"{row['cost']:.3f}",
         str(row["to_full"]["n"]),

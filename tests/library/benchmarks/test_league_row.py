@@ -1,17 +1,18 @@
 """The row of one method: what is trained, the numbers, and what the text says about where they come from."""
 
 from concurrent.futures import Future
+from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import pytest
 from benchmarks.league import own, ray_pool, row
-from benchmarks.league.arms import CONTROLS, PLACEBO, TASKS, arms, counted_jobs
-from benchmarks.league.row import QUICK, Row, lines, numbers, tasks_of, train_job
+from benchmarks.league.arms import PLACEBO
+from benchmarks.league.row import QUICK, SEEDS, Row, held_of, lines, numbers, tasks_of, train_job
+from benchmarks.league.tasks import TASKS
 from benchmarks.winnow.jobs import Job, run_missing
 
 from thresher_lab.comparison.controls import SAME_TIME
 from thresher_lab.comparison.ray_workers import Cluster
-from thresher_lab.comparison.statistics import Paired
 
 METHOD = """
 from typing import ClassVar
@@ -46,9 +47,24 @@ def file(tmp_path):
     return path
 
 
-def committed_full(task):
-    jobs = counted_jobs(row.committed(), task, arms()["full"])
-    return [row.committed()[job] for job in jobs]
+FULL = 80.0
+"""Metric of full training, whose seeds differ by hundredths."""
+
+
+def metric(level, seed):
+    return level + 0.01 * ((1 + seed) ** 2 % 7)
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch):
+    """Committed trainings: smaller batches one point behind full training, Winnow one point ahead."""
+    levels = {"full": FULL, "smaller": FULL - 1, "winnow": FULL + 1}
+    held = {
+        (task, name): [{"metric": metric(level, seed), "cost": {"ratio": 0.5}} for seed in SEEDS]
+        for task in TASKS
+        for name, level in levels.items()
+    }
+    monkeypatch.setattr(row, "committed", lambda: held)
 
 
 def made_up(of, level=70.0, cost=0.5, share=0.6):
@@ -56,12 +72,11 @@ def made_up(of, level=70.0, cost=0.5, share=0.6):
     done = {}
     while jobs := [job for job in of.ready(done) if job not in done]:
         for job in jobs:
-            metric = level - (job.factor != 1.0) + 0.01 * ((1 + job.seed) ** 2 % 7)
-            metric -= (20 + 0.1 * (job.seed % 3)) * job.arm.endswith(PLACEBO)
-            done[job] = {"metric": metric, "cost": {"ratio": cost}, "cpu_s": share}
+            value = metric(level, job.seed + len(job.task)) - (job.factor != 1.0)
+            value -= (20 + 0.1 * (job.seed % 3)) * job.arm.endswith(PLACEBO)
+            done[job] = {"metric": value, "cost": {"ratio": cost}, "cpu_s": share}
             if job.arm == of.name and not job.looks:
-                full = committed_full(job.task)[job.seed]
-                done[job]["full"] = {"metric": full["metric"], "cpu_s": 1.0}
+                done[job]["full"] = {"metric": metric(FULL, job.seed), "cpu_s": 1.0}
     return done
 
 
@@ -76,12 +91,10 @@ def test_what_is_trained_by_task():
             SAME_TIME: 6 + 5,
             of.name + PLACEBO: 5,
         }
-        assert len(jobs) == of.most / len(QUICK)
         assert {job.share for job in by_arm[SAME_TIME]} == {0.6}
         assert {job.factor for job in by_arm[of.name + PLACEBO]} == {1.0}
     without = Row("first", "no signals")
-    done = made_up(without)
-    assert len(done) == without.most and not any(job.arm.endswith(PLACEBO) for job in done)
+    assert not any(job.arm.endswith(PLACEBO) for job in made_up(without))
 
 
 def test_nothing_counts_before_its_rate_and_its_time_are_known():
@@ -91,55 +104,61 @@ def test_nothing_counts_before_its_rate_and_its_time_are_known():
 
 
 def test_numbers_against_an_independent_computation():
-    of = Row("first", tasks=QUICK[:1])
+    of = Row("first", tasks=QUICK[:2])
     done = made_up(of)
-    [found] = numbers(of, done)
-    own_runs = [done[job]["metric"] for job in of.counted(done, QUICK[0], of.name)]
-    full = [one["metric"] for one in committed_full(QUICK[0])]
-    assert found["to_full"] == Paired.of([a - b for a, b in zip(own_runs, full, strict=True)])
-    assert found["time"].mean == pytest.approx(0.6) and found["length"] == 0.6
-    assert found["loses"] == "loses" and found["repeated"] == 5
-    assert list(found["against"]) == [SAME_TIME, *CONTROLS, "placebo"]
-    smaller = counted_jobs(row.committed(), QUICK[0], arms()["smaller"])
-    expected = [
-        a - row.committed()[job]["metric"] for a, job in zip(own_runs, smaller, strict=True)
-    ]
-    assert found["against"]["smaller"][0] == Paired.of(expected)
-    assert found["against"]["placebo"][0].mean == pytest.approx(20.08)
+    found = numbers(of, held_of(of, done))
+    spread = stdev(metric(FULL, seed) for seed in SEEDS)
+    units = []
+    for task in of.tasks:
+        own_runs = [done[job]["metric"] for job in of.counted(done, task, of.name)]
+        differences = [a - metric(FULL, seed) for a, seed in zip(own_runs, SEEDS, strict=True)]
+        units.append(fmean(differences) / spread)
+        one = found["tasks"][task]
+        assert one["against"]["full"].mean == pytest.approx(fmean(differences))
+        assert one["time"] == pytest.approx(0.6) and one["full"] == pytest.approx(
+            fmean(metric(FULL, seed) for seed in SEEDS)
+        )
+        assert one["against"]["placebo"].mean == pytest.approx(20.08)
+        assert one["against"]["smaller"].mean == pytest.approx(fmean(differences) + 1)
+        assert one["against"][SAME_TIME].mean == 0
+    assert found["over_tasks"]["full"].mean == pytest.approx(fmean(units))
+    assert found["over_tasks"]["full"].n == 2
 
 
 def test_the_text_says_where_the_numbers_come_from():
-    of = Row("first", tasks=QUICK[:1])
+    of = Row("first", tasks=QUICK[:2])
     text = "\n".join(lines(of, made_up(of)))
-    assert "to fewer epochs in the same time (0.6 of the epochs) " in text
-    assert "5 seeds, rate x 1\n" in text and "unclear" not in text
-    assert "has the committed metric, digit for digit, on 5 of 5 seeds." in text
-    assert "their times are not used" in text
+    table = {line.split()[0]: line for line in text.splitlines() if line}
+    assert "to fewer epochs in the same time  to smaller batches" in table["method"]
+    assert table["first"].split()[1:4] == ["+0.0", "[+0.0,", "+0.0]"]
+    assert "winnow" in table and "seta" not in table
+    assert "fashion-10k: 70.0" in text and " at 0.50 of the cost and 0.60 of the CPU time; " in text
+    assert "has the committed metric, digit for digit, on 10 of 10 seeds." in text
     assert "other versions" not in text and "not at equal cost" not in text
     done = made_up(of, cost=0.8)
     for job in of.counted(done, QUICK[0], of.name):
         done[job]["full"]["metric"] += 0.5
     text = "\n".join(lines(of, done))
-    assert "on 0 of 5 seeds" in text and "were trained by other versions" in text
-    assert "0.80 on fashion-10k: differences to them are not at equal cost" in text
+    assert "on 5 of 10 seeds" in text and "are of other versions or another kind" in text
+    assert "the method 0.80 on fashion-10k, 0.80 on fashion-10k-noisy: differences to them" in text
 
 
 def test_a_method_without_a_placebo_and_tasks_that_wait():
     of = Row("first", "it chooses at random", QUICK[:2])
     done = made_up(of)
     text = "\n".join(lines(of, done))
-    assert "No placebo: it chooses at random." in text and "ignal matters" not in text
+    assert "No placebo: it chooses at random." in text
     done.pop(of.counted(done, QUICK[1], of.name)[3])
     assert f"Not finished yet: {QUICK[1]}." in "\n".join(lines(of, done))
+    assert lines(of, {}) == [f"Not finished yet: {', '.join(QUICK[:2])}."]
 
 
-def test_a_training_that_failed_is_named():
-    of = Row("first", tasks=QUICK[1:2])
+def test_a_training_that_failed_is_named_and_leaves_its_task_out():
+    of = Row("first", tasks=QUICK[:2])
     done = made_up(of)
     done[of.counted(done, QUICK[1], of.name)[0]]["metric"] = 10.0
-    assert "1 of 5 trainings of the method on fashion-10k-noisy failed (10.0;" in "\n".join(
-        lines(of, done)
-    )
+    assert "of the CPU time, 1 of 5 trainings failed; " in "\n".join(lines(of, done))
+    assert numbers(of, held_of(of, done))["over_tasks"]["full"].n == 1
 
 
 def test_full_training_and_the_method_train_in_turns(file, monkeypatch):
@@ -151,6 +170,7 @@ def test_full_training_and_the_method_train_in_turns(file, monkeypatch):
         return {"metric": 1.0, "cpu_s": 1.0}
 
     monkeypatch.setattr(row, "train_arm", train_arm)
+    monkeypatch.setattr(row, "full_job", lambda task, seed: Job(task, "full", 1.0, 1.6, seed))
     spec = own.parse(f"{file}:First")
     name = Row(spec.label).name
     for seed in (0, 1):
@@ -264,9 +284,7 @@ def test_the_command_goes_on_where_it_was_stopped(file, tmp_path, monkeypatch, c
     before = len(trained)
     row.run(f"{file}:First", tmp_path / "runs", **options)
     assert len(trained) <= len(known) + 2 and not set(trained[: before - 2]) & set(trained[before:])
-    assert (
-        "Signal matters (better than permuted signals) on 1 of 1 tasks." in capsys.readouterr().out
-    )
+    assert "Over 1 tasks, in standard deviations" in capsys.readouterr().out
 
 
 def test_a_cluster_trains_with_the_clone_on_its_path(monkeypatch):
