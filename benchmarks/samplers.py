@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import WeightedRandomSampler
 
+from benchmarks.drawn import svg
 from thresher.permutation import PIECE
 from thresher.samplers import WeightedSampler
 from thresher_lab.training.store import write_json
@@ -26,7 +27,9 @@ RESULTS, FIGURE = (
     ROOT / "benchmarks" / "results" / "samplers.json",
     ROOT / "docs" / "figures" / "samplers.svg",
 )
-EPOCHS, SHOWN, SIZE = 10, 400, 320
+EPOCHS, SHOWN = 10, 400
+KINDS = {"paced (default)": "paced", "replacement=True": True}
+"""Values of `replacement` that are drawn, by title."""
 
 
 def read(weights: np.ndarray, **settings: Any) -> Callable[[], None]:
@@ -110,47 +113,20 @@ def visits(replacement: Any, weights: np.ndarray) -> np.ndarray:
     return np.bincount([i for _ in range(EPOCHS) for i in sampler], minlength=len(weights))
 
 
-def figure() -> str:
+def figure() -> bytes:
     """Draws the wanted and the actual number of visits of each sample, as SVG."""
     weights = np.random.default_rng(1).random(1000) ** 2
     asked = EPOCHS * len(weights) * weights / weights.sum()
-    top, left, parts = 40, 45, []
-    for panel, (title, kind) in enumerate(
-        (("paced (default)", "paced"), ("replacement=True", True))
-    ):
-        origin = left + panel * (SIZE + 60)
-        parts.append(f'<text x="{origin + SIZE / 2}" y="24" text-anchor="middle">{title}</text>')
-        parts.append(
-            f'<rect x="{origin}" y="{top}" width="{SIZE}" height="{SIZE}" fill="none" stroke="#999"/>'
-        )
-        most = 45
-        for tick in (0, 15, 30, 45):
-            at = tick / most * SIZE
-            parts.append(
-                f'<text x="{origin + at}" y="{top + SIZE + 18}" text-anchor="middle">{tick}</text>'
-            )
-            parts.append(
-                f'<text x="{origin - 6}" y="{top + SIZE - at + 4}" text-anchor="end">{tick}</text>'
-            )
-        parts.append(f'<path d="M{origin} {top + SIZE} L{origin + SIZE} {top}" stroke="#999"/>')
-        for x, y in list(zip(asked, visits(kind, weights), strict=True))[:SHOWN]:
-            parts.append(
-                f'<circle cx="{origin + min(x, most) / most * SIZE:.1f}" cy="{top + SIZE - min(y, most) / most * SIZE:.1f}" '
-                'r="2" fill="#d9632a" fill-opacity="0.6"/>'
-            )
-        parts.append(
-            f'<text x="{origin + SIZE / 2}" y="{top + SIZE + 38}" text-anchor="middle">asked for, in {EPOCHS} epochs</text>'
-        )
-    parts.append(
-        f'<text x="14" y="{top + SIZE / 2}" text-anchor="middle" transform="rotate(-90 14 {top + SIZE / 2})">got</text>'
-    )
-    width, height = left + 2 * SIZE + 80, top + SIZE + 50
-    style = 'font-family="sans-serif" font-size="13" fill="#777"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {style}>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+
+    def draw(drawn: Any) -> None:
+        panels = drawn.subplots(1, 2, sharey=True)
+        for axes, (title, kind) in zip(panels, KINDS.items(), strict=True):
+            axes.set(title=title, xlabel=f"asked for, in {EPOCHS} epochs", aspect="equal")
+            axes.axline((0, 0), slope=1, color="#999999", linewidth=0.8)
+            axes.scatter(asked[:SHOWN], visits(kind, weights)[:SHOWN], s=6, color="#d9632a")
+        panels[0].set_ylabel("got")
+
+    return svg(draw, 7, 3.6)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     if given.figure:
-        given.figure.write_text(figure(), encoding="utf-8")
+        given.figure.write_bytes(figure())
         return 0
     if given.side:
         write_json(given.out, measure(given.side, int(given.samples[0]), given.rounds))
