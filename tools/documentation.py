@@ -56,6 +56,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "evidence/results.md",
         "evidence/composition.md",
         "evidence/league.md",
+        "evidence/league-tasks.md",
         "evidence/reproduce.md",
         "evidence/kakurenbo.md",
         "evidence/kakurenbo-tables.md",

@@ -158,6 +158,11 @@ def results(done: Done) -> dict[str, Any]:
         "settings": {entry.name: entry.spec.label for entry in ENTRIES},
         "sentences": {row["method"]: sentence(row) for row in methods},
         "methods": methods,
+        "waiting": [
+            task
+            for task in TASKS
+            if any((task, entry.name) not in held["fresh"] for entry in FRESH.entries(task))
+        ],
         "rows": [
             {
                 "task": task,
@@ -233,9 +238,9 @@ def summary(found: Mapping[str, Any]) -> str:
         *(f"to {to}" for to in ASKED.values()),
         "failed",
     )
-    return markdown_table(
-        header, [_method_cells(row, found["families"]) for row in found["methods"]]
-    )
+    rows = [_method_cells(row, found["families"]) for row in found["methods"]]
+    waiting = f"\n\nNot finished yet: {', '.join(found['waiting'])}." if found["waiting"] else ""
+    return markdown_table(header, rows) + waiting
 
 
 def _method_cells(row: Mapping[str, Any], families: Mapping[str, str]) -> tuple[str, ...]:

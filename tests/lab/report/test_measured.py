@@ -113,6 +113,7 @@ def test_a_league_is_quoted_with_its_verdicts(tmp_path):
         "task": "bike",
         "method": "seta",
         "metric": 92.5,
+        "full": 93.0,
         "cost": 0.5,
         "to_full": between,
         "finding": "loses",
@@ -120,10 +121,7 @@ def test_a_league_is_quoted_with_its_verdicts(tmp_path):
     of_seta |= {"against": {"smaller": between | {"finding": "worse"}}}
     found = {"families": {}, "settings": {"seta": "seta:target=0.5"}, "rows": [of_seta]}
     found |= {"sentences": {"seta": "Better on none."}}
-    write_json(
-        tmp_path / "league.json",
-        found | {"controls": [{"task": "bike", "arm": "full", "metric": 93.0}]},
-    )
+    write_json(tmp_path / "league.json", found)
     text = measurements("seta", tmp_path)
     assert "### One method a family, `seta:target=0.5`" in text and "From `league.json`" in text
     cells = "| `bike` | 92.50 | 93.00 | -0.25 [-0.50, +0.00], loses |  | -0.25 [-0.50, +0.00], worse |  | 0.500 | 5 |"

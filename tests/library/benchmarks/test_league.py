@@ -255,6 +255,8 @@ def test_what_is_not_trained_is_not_compared():
     assert results({})["methods"] == []
     found = results(made_up({}, waiting=["seta"]))
     assert "seta" not in {row["method"] for row in found["methods"]}
+    assert summary(found).endswith(f"Not finished yet: {', '.join(TASKS)}.")
+    assert "Not finished" not in summary(results(made_up({})))
     assert "nothing is trained yet" in top(results({}))
 
 
@@ -293,3 +295,18 @@ def test_the_pages_are_those_of_the_results(tmp_path):
 def test_the_results_are_those_of_the_trainings():
     found = json.loads((ROOT / "benchmarks" / "results" / "league.json").read_text())
     assert found == json.loads(json.dumps(results({**shared(), **load(RUNS)})))
+
+
+def test_the_claim_of_the_readme_is_that_of_the_results():
+    methods = json.loads((ROOT / "benchmarks" / "results" / "league.json").read_text())["methods"]
+    published = [row for row in methods if row["method"] in METHODS and row["method"] != "winnow"]
+    words = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+    def count(answer, kind=SAME_TIME):
+        return words[sum(row["against"][kind]["answer"] == answer for row in published)]
+
+    claim = (
+        f"Of {words[len(published)]} published methods with fresh seeds in [our league](docs/evidence/league.md), {count('better')} is "
+        f"shown to be better than fewer epochs in the same time over all tasks, and {count('worse')} to be worse."
+    )
+    assert claim in (ROOT / "README.md").read_text()
