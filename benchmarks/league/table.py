@@ -224,7 +224,7 @@ def sentence(row: Mapping[str, Any]) -> str:
 
 
 def summary(found: Mapping[str, Any]) -> str:
-    """Returns the table of the methods in Markdown.
+    """Returns the answers and the table of the methods in Markdown.
 
     Args:
         found: Result of `results`.
@@ -240,7 +240,7 @@ def summary(found: Mapping[str, Any]) -> str:
     )
     rows = [_method_cells(row, found["families"]) for row in found["methods"]]
     waiting = f"\n\nNot finished yet: {', '.join(found['waiting'])}." if found["waiting"] else ""
-    return markdown_table(header, rows) + waiting
+    return f"{outcome(found)}\n\n{markdown_table(header, rows)}{waiting}"
 
 
 def _method_cells(row: Mapping[str, Any], families: Mapping[str, str]) -> tuple[str, ...]:
@@ -278,26 +278,42 @@ def _range(values: Sequence[float] | None) -> str:
 
 
 def top(found: Mapping[str, Any]) -> str:
-    """Returns the answers in a few sentences.
+    """Returns the answers in a few sentences, with a link to the league.
+
+    Args:
+        found: Result of `results`.
+    """
+    return (
+        f"[The league](league.md) trains {len(found['methods'])} methods, one a family, at about half of the cost; for "
+        f"{len(FRESH.methods)} of them, fresh seeds decide. {outcome(found)}"
+    )
+
+
+def outcome(found: Mapping[str, Any]) -> str:
+    """Returns the answers in a sentence for each question.
 
     Args:
         found: Result of `results`.
     """
     fresh = [row for row in found["methods"] if row["method"] in FRESH.methods]
-    said = [
-        f"[The league](league.md) trains {len(found['methods'])} methods, one a family, at about half of the cost; for "
-        f"{len(fresh)} of them, fresh seeds on {len(FRESH.tasks)} tasks decide."
-    ]
+    said: list[str] = []
     for kind, control in ASKED.items():
-        by_answer = {
-            word: [
-                row["method"] for row in fresh if row["against"].get(kind, {}).get("answer") == word
-            ]
+        answered = [
+            (row["method"], row["against"][kind]) for row in fresh if kind in row["against"]
+        ]
+        parts = [
+            f"{word}: {', '.join(names)}"
             for word in ("better", "worse", "not decided")
-        }
-        parts = [f"{word}: {', '.join(names)}" for word, names in by_answer.items() if names]
+            if (names := [_named(name, one) for name, one in answered if one["answer"] == word])
+        ]
         said.append(f"Against {control}, {'; '.join(parts) or 'nothing is trained yet'}.")
     return " ".join(said)
+
+
+def _named(name: str, found: Mapping[str, Any]) -> str:
+    if found["answer"] == "not decided":
+        return name
+    return f"{name} ({found['points']:+.2f} points over {found['n']} tasks)"
 
 
 COLUMNS = {
