@@ -7,6 +7,8 @@ from benchmarks.drawn import svg
 from benchmarks.league.table import ASKED
 from thresher_lab.comparison.controls import SAME_TIME
 
+TICKS = (-100, -30, -10, -4, -2, 0, 2, 4, 10)
+
 
 def figure(found: Mapping[str, Any]) -> bytes:
     """Returns the figure as SVG: a row for each method with fresh seeds, a dot for each task, the mean with its interval.
@@ -21,6 +23,8 @@ def figure(found: Mapping[str, Any]) -> bytes:
         axes = drawn.add_subplot()
         # Tasks on which a method is far off would squeeze all others, so that the axis is linear in its middle only.
         axes.set_xscale("symlog", linthresh=4)
+        axes.set_xticks(TICKS, TICKS)
+        axes.set_xticks([], minor=True)
         axes.axvline(0, color="#444444", linewidth=0.8)
         for height, row in enumerate(reversed(rows.values())):
             tasks = list(row["by_task"].values())

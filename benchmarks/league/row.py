@@ -251,13 +251,10 @@ def lines(row: Row, done: Done) -> list[str]:
             of, {place: runs for place, runs in committed().items() if place[0] in of.tasks}
         )
     }
-    widths = (
-        max(map(len, [row.label, *of_league])),
-        *(max(len(to) + 3, 18) for to in ASKED.values()),
-    )
     table = [("method", *(f"to {to}" for to in ASKED.values()))]
     for name, against in ((row.label, found["over_tasks"]), *of_league.items()):
         table.append((name, *(_interval(against.get(kind)) for kind in QUESTIONS)))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         f"Over {len(of.tasks)} tasks, in standard deviations of full training between seeds, with 95 % intervals; the rows below "
         f"{row.label} are committed:",
