@@ -188,7 +188,7 @@ def test_a_claim_of_several_parts_names_the_one_that_it_is_about():
     assert {text[:30] for text in of_all} == {
         "of the quarter pruned with one",
         "the spread over beta of the mo",
-        "the weights of the two most di",
+        "the last weights of the two mo",
     }
     assert Claim("b: it is", lambda *_: 1.0).part_of(["a", "b"]) == "b"
     assert (
