@@ -161,13 +161,10 @@ class Round:
 
     def missing(self, done: Done, task: str, name: str) -> Iterator[Job]:
         """Yields the trainings of an arm that can run now and were not run; the arguments are those of `counted`."""
-        counted = self.counted(done, task, name)
-        waiting = (
-            []
-            if name.endswith(PLACEBO)
-            else self.looks(done, task, arm_of(name), self.share(task, name))
-        )
-        yield from (job for job in counted or waiting if job not in done)
+        jobs = self.counted(done, task, name)
+        if jobs is None and not name.endswith(PLACEBO):
+            jobs = self.looks(done, task, arm_of(name), self.share(task, name))
+        yield from (job for job in jobs or () if job not in done)
 
     def names(self, task: str) -> list[str]:
         """Returns the names of the arms, placebos last."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.league.arms import (
     CONTROLS,
-    DESIGN,
     ENTRIES,
     FIRST,
     FRESH,
@@ -153,7 +152,6 @@ def results(done: Done) -> dict[str, Any]:
     methods = [row for name, of in rounds.items() for row in over_tasks(of, held[name])]
     return {
         "margin": MARGIN,
-        "design": asdict(DESIGN),
         "families": {entry.name: entry.family for entry in ENTRIES},
         "settings": {entry.name: entry.spec.label for entry in ENTRIES},
         "sentences": {row["method"]: sentence(row) for row in methods},
