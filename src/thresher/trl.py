@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from thresher.rl import Uniform, choose_rollouts, group_advantages, has_signal
+from thresher.run.trainers import trl_class
 from thresher.warning import warn
 
 RIGHT_PADDED = frozenset(
@@ -137,15 +138,7 @@ def attach(
 
 def _check_loss(trainer: Any) -> None:
     """Checks that the loss is that of GRPOTrainer: how the gradient depends on the left-out rows is known only for it."""
-    bases = type(trainer).__mro__
-    grpo = next(
-        (
-            base
-            for base in bases
-            if base.__name__ == "GRPOTrainer" and base.__module__.startswith("trl.")
-        ),
-        None,
-    )
+    grpo = trl_class(type(trainer), ["GRPOTrainer"])
     if grpo is None:
         raise TypeError(
             f"thresher.trl.attach: `trainer` must be a GRPOTrainer of TRL, got {type(trainer).__name__}, whose loss is not "
@@ -249,7 +242,11 @@ def _check_refill(trainer: Any, cap: float) -> None:
         )
 
 
-class Selection:
+Base: Any = object
+"""Base class of the wrappers, which call the methods of the trainer by `super`."""
+
+
+class Selection(Base):
     """Wrappers of methods of a GRPOTrainer, which `attach` installs."""
 
     _policy: Any
@@ -260,55 +257,50 @@ class Selection:
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Returns the batch of the loss without the rows that have no gradient."""
-        trainer: Any = self
-        inputs = super()._prepare_inputs(generation_batch)  # pyright: ignore[reportAttributeAccessIssue]
-        if not trainer.model.training:
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self.model.training:
             return inputs
         picks = self._picks
         rows = len(inputs["advantages"])
-        keep = _rows_to_keep(inputs, trainer.accelerator)
+        keep = _rows_to_keep(inputs, self.accelerator)
         if len(keep) < rows:
-            inputs = without_other_rows(inputs, keep, trainer.loss_type)
+            inputs = without_other_rows(inputs, keep, self.loss_type)
         picks.rows += rows
         picks.rows_trained += len(keep)
         picks.tokens_trained += int(inputs["completion_mask"].sum())
-        trainer._metrics["train"]["thresher/rows_trained"].append(len(keep) / rows)
+        self._metrics["train"]["thresher/rows_trained"].append(len(keep) / rows)
         return inputs
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         """Generates rollouts of the prompts of the policy, keeps some of each group, and refills the batch."""
-        trainer: Any = self
-        make = super()._generate_and_score_completions  # pyright: ignore[reportAttributeAccessIssue]
-        if not trainer.model.training:
+        make = super()._generate_and_score_completions
+        if not self.model.training:
             return make(inputs)
-        wanted = len(inputs) * trainer.accelerator.num_processes // trainer.num_generations
+        wanted = len(inputs) * self.accelerator.num_processes // self.num_generations
         made, signal = self._made(make, inputs, wanted)
         return made if self._cap is None else self._refilled(make, made, signal, wanted, self._cap)
 
     def _made(self, make: Any, inputs: Any, count: int) -> tuple[dict[str, Any], Tensor]:
         """Generates rollouts of `count` prompts. Returns those of this rank, and which groups of all ranks have a signal."""
-        trainer: Any = self
-        world = trainer.accelerator.num_processes
-        rank = trainer.accelerator.process_index
-        group = trainer.num_generations
+        world = self.accelerator.num_processes
+        rank = self.accelerator.process_index
+        group = self.num_generations
         ids: list[int] = []
         if self._policy is not None:
             # Every rank draws the same prompts and takes its part of them. The prompts that the loader has read are not used.
             ids = list(self._policy.propose(count))
-            rows = [trainer.train_dataset[number] for number in ids for _ in range(group)]
+            rows = [self.train_dataset[number] for number in ids for _ in range(group)]
             inputs = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
-        generated = make(inputs)
+        made = make(inputs)
         rewards = self._rewards.view(-1, group)
         signal = has_signal(rewards)
         self._picks.groups += len(signal)
         self._picks.groups_with_signal += int(signal.sum())
         if self._policy is not None:
             self._policy.observe(ids, rewards.double().cpu())
-        return (
-            generated
-            if self._rollouts is None
-            else self._of_some_rollouts(generated, rewards, self._rollouts)
-        ), signal
+        if self._rollouts is not None:
+            made = self._of_some_rollouts(made, rewards, self._rollouts)
+        return made, signal
 
     def _refilled(
         self, make: Any, made: dict[str, Any], signal: Tensor, wanted: int, cap: float
@@ -317,29 +309,21 @@ class Selection:
 
         If `cap` is reached first, groups without a signal fill up the batch.
         """
-        trainer: Any = self
-        world = trainer.accelerator.num_processes
-        rank = trainer.accelerator.process_index
-        size = self._rollouts or trainer.num_generations
+        world = self.accelerator.num_processes
+        size = self._rollouts or self.num_generations
         most = int(cap * wanted) // world * world
         asked = wanted
         full = wanted // world * size
         with_signal = []
         without = []
         while True:
-            here = signal.view(world, -1)[rank].repeat_interleave(size)
+            here = self._own(signal).repeat_interleave(size)
             with_signal.append(_rows(made, here))
             without.append(_rows(made, ~here))
             held = sum(len(part["advantages"]) for part in with_signal) // size
             # The rank with the fewest groups with a signal decides, because all ranks must generate equally often.
-            least = (
-                int(
-                    trainer.accelerator.gather(
-                        torch.tensor([held], device=trainer.accelerator.device)
-                    ).min()
-                )
-                * world
-            )
+            of_ranks = self.accelerator.gather(torch.tensor([held], device=self.accelerator.device))
+            least = int(of_ranks.min()) * world
             if least >= wanted or asked >= most:
                 break
             # Enough to fill the batch if the share of groups with a signal stays the same; a multiple of the number of ranks.
@@ -347,60 +331,56 @@ class Selection:
             further = min(-(-further // world) * world, wanted, most - asked)
             asked += further
             made, signal = self._made(make, None, further)
-        batch = _joined([*with_signal, *without])
-        batch = {
-            name: value[:full] if isinstance(value, Tensor) and value.dim() else value
-            for name, value in batch.items()
-        }
-        batch["num_items_in_batch"] = trainer.accelerator.gather(_counted(batch).sum()).sum()
-        return batch
+        return self._counting(_rows(_joined([*with_signal, *without]), slice(full)))
 
     def _of_some_rollouts(self, made: Any, rewards: Tensor, count: int) -> Any:
         """Keeps the rollouts of each group whose rewards vary most, and computes their advantages relative to each other."""
-        trainer: Any = self
-        world = trainer.accelerator.num_processes
-        rank = trainer.accelerator.process_index
-        group = trainer.num_generations
-        chosen = choose_rollouts(rewards.nan_to_num(nan=0.0), count)
-        kept = rewards.nan_to_num(nan=0.0).gather(1, chosen)
-        advantages = (
-            group_advantages(kept)
-            if trainer.scale_rewards == "group"
-            else kept - kept.mean(1, keepdim=True)
-        )
-        rows = chosen + torch.arange(len(rewards), device=chosen.device).unsqueeze(1) * group
-        rows = rows.view(world, -1)[rank] - rank * (len(rewards) // world) * group
+        rewards = rewards.nan_to_num(nan=0.0)
+        chosen = choose_rollouts(rewards, count)
+        kept = rewards.gather(1, chosen)
+        advantages = kept - kept.mean(1, keepdim=True)
+        if self.scale_rewards == "group":
+            advantages = group_advantages(kept)
+        # Numbers among the rows of this rank, which are a part of those of all ranks.
+        groups = torch.arange(len(rewards), device=chosen.device) * self.num_generations
+        rows = self._own(chosen + groups.unsqueeze(1)) - self._own(groups)[0]
         batch = _rows(made, rows)
-        batch["advantages"] = advantages.view(world, -1)[rank].to(made["advantages"])
-        batch["num_items_in_batch"] = trainer.accelerator.gather(_counted(batch).sum()).sum()
+        batch["advantages"] = self._own(advantages).to(made["advantages"])
+        return self._counting(batch)
+
+    def _own(self, values: Tensor) -> Tensor:
+        """Returns the values of this rank, flat, from those of the groups of all ranks."""
+        return values.view(self.accelerator.num_processes, -1)[self.accelerator.process_index]
+
+    def _counting(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Sets the number of tokens of all ranks in a batch, by which losses are divided."""
+        batch["num_items_in_batch"] = self.accelerator.gather(_counted(batch).sum()).sum()
         return batch
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
         """Returns the rewards. Stores them, and checks that the rollouts of each group have the same prompt."""
-        trainer: Any = self
-        score = super()._calculate_rewards  # pyright: ignore[reportAttributeAccessIssue]
+        score = super()._calculate_rewards
         by_function = score(inputs, prompts, completions, completion_ids_list)
-        if trainer.model.training:
+        if self.model.training:
             # Counted here, before TRL masks completions that were cut off.
             self._picks.tokens_generated += sum(map(len, completion_ids_list))
             # A group may be on two ranks, and the hash function of Python differs between processes.
             marks = torch.tensor(
                 [zlib.crc32(repr(prompt).encode()) for prompt in prompts],
-                device=trainer.accelerator.device,
+                device=self.accelerator.device,
             )
-            self._check_groups(trainer.accelerator.gather(marks).tolist())
-            total = (by_function * trainer.reward_weights.to(by_function.device)).nansum(1)
+            self._check_groups(self.accelerator.gather(marks).tolist())
+            total = (by_function * self.reward_weights.to(by_function.device)).nansum(1)
             self._rewards = total.masked_fill(by_function.isnan().all(1), torch.nan)
         return by_function
 
     def _check_groups(self, prompts: list[int]) -> None:
-        trainer: Any = self
-        group = trainer.num_generations
+        group = self.num_generations
         for start in range(0, len(prompts) - len(prompts) % group, group):
             if len(set(prompts[start : start + group])) > 1:
-                sampler = type(trainer._get_train_sampler()).__name__
+                sampler = type(self._get_train_sampler()).__name__
                 raise RuntimeError(
                     f"thresher.trl: rows {start} to {start + group - 1} are a group of {group} rollouts but have different "
                     f"prompts, so their advantages mix prompts. The sampler is {sampler}: use the sampler of TRL, and choose "
@@ -408,16 +388,15 @@ class Selection:
                 )
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Saves the state of the policy into the checkpoint of the trainer."""
-        trainer: Any = self
-        super()._save_checkpoint(model, trial)  # pyright: ignore[reportAttributeAccessIssue]
-        folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
-        if self._policy is not None and trainer.args.should_save and folder.is_dir():
+        """Saves the state of the policy into the checkpoint of the self."""
+        super()._save_checkpoint(model, trial)
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self._policy is not None and self.args.should_save and folder.is_dir():
             torch.save(self._policy.state_dict(), folder / STATE)
 
     def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
         """Loads the state of the policy from a checkpoint."""
-        super()._load_optimizer_and_scheduler(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
+        super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or self._policy is None:
             return
         file = Path(checkpoint) / STATE
@@ -442,8 +421,8 @@ def _rows_to_keep(inputs: Mapping[str, Tensor], accelerator: Any) -> Tensor:
     return torch.cat((signal.nonzero().flatten(), others[~signal[others]]))[:count].sort().values
 
 
-def _rows(batch: Mapping[str, Any], which: Tensor) -> dict[str, Any]:
-    """Returns some rows of a batch, given by their numbers or by a mask."""
+def _rows(batch: Mapping[str, Any], which: Tensor | slice) -> dict[str, Any]:
+    """Returns some rows of a batch, given by their numbers, by a mask or by a slice."""
     return {
         name: value[which] if isinstance(value, Tensor) and value.dim() else value
         for name, value in batch.items()

@@ -1,26 +1,32 @@
 """`Selection`: a callback with which Lightning trains on selected samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher import rng
 from thresher.distributed.wrappers import trains_inside
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.order import generators_of
 from thresher.loading.settings import OfUser
-from thresher.methods.contract import title_given
-from thresher.methods.full import FullData
-from thresher.methods.stages import split_by_stage
-from thresher.run.attach import attach, check_further_settings, method_of
+from thresher.run.attach import attach, check_further_settings
 from thresher.run.learning_rate import PacedLR
 from thresher.run.run import Run
-from thresher.run.several_processes import has_group
+from thresher.run.trainers import Integration
+
+INTEGRATION = Integration(
+    "thresher.lightning.Selection",
+    "Lightning",
+    "Lightning needs the number of batches to know when to validate and when accumulation ends. Use shuffle=True, or "
+    "forward_passes='once' for a method that chooses within a batch.",
+    "Use shuffle=True.",
+)
+not_supported = INTEGRATION.not_supported
 
 
 class EpochBatches(OfUser):
@@ -39,90 +45,39 @@ class EpochBatches(OfUser):
         self._user: Any = loader
         self._begins = begins
         self._resumes = resumes
-        self._current: EpochPass | None = None
+        self._current: Iterator[Any] = iter(())
         self._length: int | None = None
 
     def __len__(self) -> int:
         """Number of batches of the epoch that began last. Lightning asks for it after training, too."""
         return len(self._user) if self._length is None else self._length
 
-    def __iter__(self) -> "EpochPass":
-        self._current = EpochPass(self._user, self._begin)
-        if not self._resumes:
-            self._current.begin()
+    def __iter__(self) -> Iterator[Any]:
+        begun = None if self._resumes else self._begin()
         self._resumes = False
+        self._current = self._yield(begun)
         return self._current
 
-    def _begin(self, length: int) -> None:
-        self._length = length
-        self._begins(length)
+    def _begin(self) -> Iterator[Any]:
+        batches = iter(self._user)
+        self._length = INTEGRATION.batches_in_epoch(self._user)
+        self._begins(self._length)
+        return batches
+
+    def _yield(self, begun: Iterator[Any] | None) -> Iterator[Any]:
+        yield from self._begin() if begun is None else begun
 
     def finish(self) -> None:
         """Ends the epoch in progress, as the end of a `for` loop does.
 
         Raises:
-            RuntimeError: The epoch had another batch.
-        """
-        if self._current is not None:
-            self._current.finish()
-
-
-class EpochPass:
-    """Iterator over the batches of one epoch of a run.
-
-    Args:
-        loader: Loader of the run.
-        begins: Function that is called when the epoch begins, with the number of batches of the epoch.
-    """
-
-    def __init__(self, loader: SelectedLoader, begins: Callable[[int], None]) -> None:
-        self._loader = loader
-        self._begins = begins
-        self._batches = None
-
-    def begin(self) -> None:
-        """Begins the epoch, or continues an interrupted epoch."""
-        self._batches = iter(self._loader)
-        self._begins(length_of(self._loader))
-
-    def __iter__(self) -> "EpochPass":
-        return self
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            self.begin()
-        assert self._batches is not None
-        return next(self._batches)
-
-    def finish(self) -> None:
-        """Ends the epoch by asking for a batch after the last.
-
-        Raises:
             RuntimeError: The epoch has another batch.
         """
-        if self._batches is not None and next(self._batches, None) is not None:
+        if next(self._current, None) is not None:
             raise RuntimeError(
-                f"The epoch has more batches than the {len(self._loader)} that its loader announced: the __len__ of its "
+                f"The epoch has more batches than the {len(self._user)} that its loader announced: the __len__ of its "
                 "sampler is wrong. Correct it, or use shuffle=True."
             )
-
-
-def length_of(loader: SelectedLoader) -> int:
-    """Returns the number of batches of an epoch, which Lightning needs to know when the epoch begins.
-
-    Args:
-        loader: Loader of a run.
-
-    Raises:
-        ValueError: The number is not known before the epoch is over.
-    """
-    try:
-        return len(loader)
-    except TypeError as error:
-        raise ValueError(
-            f"thresher.lightning: {error} Lightning needs the number of batches to know when to validate and when accumulation "
-            "ends. Use shuffle=True, or forward_passes='once' for a method that chooses within a batch."
-        ) from error
 
 
 _NOTHING = object()
@@ -194,34 +149,6 @@ class CriterionInPlace:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._own, name)
-
-
-def check_processes(state: dict[str, Any]) -> None:
-    """Checks that a state was saved by the same number of processes.
-
-    Args:
-        state: State of the run.
-
-    Raises:
-        ValueError: Another number of processes saved the state.
-    """
-    before = len(state["ranks"])
-    now = distributed.get_world_size() if has_group() else 1
-    if before != now:
-        raise ValueError(
-            f"thresher.lightning.Selection: the checkpoint was saved by {before} processes, but now there are {now}. Use the "
-            "same number."
-        )
-
-
-def not_supported(what: str, way_out: str) -> ValueError:
-    """Returns the error for a setting that is not supported.
-
-    Args:
-        what: Name of the setting, and its value.
-        way_out: Sentences that say why, and what to do.
-    """
-    return ValueError(f"thresher.lightning.Selection: {what} is not supported. {way_out}")
 
 
 def check_trainer(trainer: Any) -> None:
@@ -365,27 +292,6 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
     return loader
 
 
-def check_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:
-    """Checks that the number of batches of every epoch is known when the epoch begins.
-
-    Args:
-        loader: Loader of the run.
-        method: Method, or list of methods, as `attach` takes it.
-        processes: Number of processes. With several, `attach` has already checked that the sampler has a known length.
-
-    Raises:
-        ValueError: The sampler may repeat samples, and the method leaves some out before the epoch; or a batch method keeps
-            rows by chance and gathers them into full batches.
-    """
-    length_of(loader)
-    epoch_method = split_by_stage(method_of(method))[1]
-    if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
-        raise not_supported(
-            f"{title_given(epoch_method)} with a {type(loader.sampler).__name__}, which may repeat samples,",
-            "Lightning needs to know the number of batches of an epoch when it begins. Use shuffle=True.",
-        )
-
-
 def check_schedulers(trainer: Any) -> None:
     """Checks that `Run.pace` can adapt the schedulers that count steps.
 
@@ -514,7 +420,7 @@ class Selection(Callback):
 
         def dataloader() -> Any:
             loader = make_loader()
-            self._generators = _generators_of(loader)
+            self._generators = generators_of(getattr(loader, "sampler", None), loader)
             self._before = rng.capture(trainer.strategy.root_device, self._generators)
             return loader
 
@@ -566,7 +472,7 @@ class Selection(Callback):
             **members,
             **self.settings,
         )
-        check_length(run.loader, self.method, processes=trainer.world_size)
+        INTEGRATION.check_length(run)
         self._stand_ins.put(pl_module, "thresher", run)
         if isinstance(self.criterion, str):
             self._stand_ins.put(
@@ -650,7 +556,9 @@ class Selection(Callback):
             config.scheduler.load_state_dict(
                 state if pace is None else {"scheduler": state, **pace}
             )
-        check_processes(self._saved["run"])
+        INTEGRATION.check_processes(
+            "the checkpoint", len(self._saved["run"]["ranks"]), trainer.world_size
+        )
         run.load_state_dict(self._saved["run"])
 
     def _iterate(self, trainer: Any, run: Run) -> None:
@@ -707,12 +615,3 @@ class Selection(Callback):
         trainer.fit_loop._combined_loader.flattened = [loader]
         if self._run is not None:
             self._run.detach(together=together)
-
-
-def _generators_of(loader: Any) -> list[Any]:
-    """Returns the generators that a loader draws from, each once."""
-    generators = [
-        getattr(loader, "generator", None),
-        getattr(getattr(loader, "sampler", None), "generator", None),
-    ]
-    return list({id(one): one for one in generators if one is not None}.values())

@@ -32,7 +32,7 @@ def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
         loader: The user's loader.
     """
     of_sampler = None if is_seeded_by_epoch(sampler) else getattr(sampler, "generator", None)
-    candidates = [of_sampler, loader.generator]
+    candidates = [of_sampler, getattr(loader, "generator", None)]
     generators = [generator for generator in candidates if isinstance(generator, torch.Generator)]
     return generators[:1] if len(generators) == 2 and generators[0] is generators[1] else generators
 

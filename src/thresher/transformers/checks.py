@@ -1,31 +1,30 @@
 """Checks for settings of Trainer with which a selection would be wrong."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from thresher.loading.loader import SelectedLoader
-from thresher.loading.samplers import foreign_batches, inner_sampler
+from thresher.loading.samplers import foreign_batches
 from thresher.methods.contract import calls_model, requirements_of, title_given
 from thresher.methods.full import FullData
 from thresher.methods.stages import split_by_stage
 from thresher.run.attach import method_of
+from thresher.run.trainers import Integration, trl_class
 from thresher.warning import warn
 
 PAIR_TRAINERS = frozenset({"DPOTrainer", "RewardTrainer"})
 """Trainers of TRL that learn from pairs of answers, with a loss of each pair."""
 
 
-def unsupported(what: str, way_out: str) -> ValueError:
-    """Returns the error for a setting that is not supported.
-
-    Args:
-        what: Name of the setting, and its value.
-        way_out: Sentences that say why, and what to do.
-    """
-    return ValueError(f"thresher.transformers.Selection: {what} is not supported. {way_out}")
+INTEGRATION = Integration(
+    "thresher.transformers.Selection",
+    "Trainer",
+    "Trainer needs the number of batches to know when accumulation ends. Use the sampler of Trainer itself; or, for a method "
+    "that chooses within a batch, a fixed `keep` or, except in SFTTrainer, forward_passes='once'.",
+    "Use the sampler of Trainer itself.",
+)
+unsupported = INTEGRATION.not_supported
 
 
 def check_settings_of(trainer: Any) -> None:
@@ -61,21 +60,10 @@ def check_settings_of(trainer: Any) -> None:
             "It returns the mean loss, and the method needs the loss of each position: give per_position=, a function "
             "(outputs, labels) -> (losses, valid).",
         )
-    for name in ("auto_find_batch_size", "enable_jit_checkpoint", "torch_compile"):
-        if getattr(args, name, False):
-            raise unsupported(f"TrainingArguments({name}=True)", _WHY[name])
+    for name, why in _NEVER_SUPPORTED.items():
+        if getattr(args, name):
+            raise unsupported(f"TrainingArguments({name}=True)", why)
     _check_processes(trainer)
-
-
-def trl_class(kind: type, names: Iterable[str]) -> type | None:
-    """Returns the class of TRL that a trainer is one of; None if it is none of these.
-
-    Args:
-        kind: Class of a trainer.
-        names: Names of classes of TRL.
-    """
-    bases = [base for base in kind.__mro__ if base.__module__.startswith("trl.")]
-    return next((base for base in bases if base.__name__ in names), None)
 
 
 def check_trainer_of_trl(kind: type) -> None:
@@ -87,7 +75,7 @@ def check_trainer_of_trl(kind: type) -> None:
     Raises:
         ValueError: The trainer is another one of TRL's.
     """
-    base = next((base for base in kind.__mro__ if base.__module__.startswith("trl.")), None)
+    base = trl_class(kind)
     if base is None or base.__name__ in {"SFTTrainer", *PAIR_TRAINERS}:
         return
     way_out = (
@@ -194,16 +182,16 @@ def check_labels_of_rows(trainer: Any, valid: Tensor) -> None:
         ValueError: Rows are chosen after their labels were counted, and have different numbers of labels.
     """
     args = trainer.args
-    config = trainer.run._parts.config
+    method = trainer._inside.chooser_of_rows
     shared = args.gradient_accumulation_steps > 1 or (
         args.world_size > 1 and args.average_tokens_across_devices
     )
-    if not (shared and config.mode.is_in_forward) or config.by_batch:
+    if method is None or not shared:
         return
     labels = valid.reshape(len(valid), -1).sum(1)
     if (labels != labels[0]).any():
         raise unsupported(
-            f"{title_given(config.batch_method)} in one pass, with gradient_accumulation_steps="
+            f"{title_given(method)} in one pass, with gradient_accumulation_steps="
             f"{args.gradient_accumulation_steps}, {args.world_size} processes and rows of different numbers of labels,",
             "The batches of a step would weigh by all of their labels, not by those of the chosen rows. Use "
             "selection_settings={'forward_passes': 'twice'}, or one batch per step.",
@@ -224,7 +212,7 @@ def _keeps_steps(trainer: Any) -> bool:
     )
 
 
-_WHY = {
+_NEVER_SUPPORTED = {
     "auto_find_batch_size": "It starts training again with the model as it is by then: set "
     "per_device_train_batch_size, and gradient_accumulation_steps if memory is short.",
     "enable_jit_checkpoint": "It saves between the batches of a step, and a resumed training would lack the losses of the "
@@ -294,44 +282,3 @@ def keeps_own_batches(trainer: Any, loader: DataLoader[Any]) -> bool:
         f"FullData keeps the batches of {batches}, and records nothing: training is as without a selection."
     )
     return True
-
-
-def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:
-    """Checks that the number of batches of every epoch is known when the epoch begins.
-
-    Args:
-        loader: Loader of the run.
-        method: Method, or list of methods, as `thresher.attach` takes it.
-        processes: Number of processes. With several, `attach` has already checked that the sampler has a known length.
-
-    Raises:
-        ValueError: The sampler may repeat samples, and the method leaves some out before the epoch; or a batch method keeps a
-            random number of rows, which are gathered into full batches.
-    """
-    batches_in_epoch(loader)
-    epoch_method = split_by_stage(method_of(method))[1]
-    if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
-        sampler = type(inner_sampler(loader.batch_sampler)).__name__
-        raise unsupported(
-            f"{title_given(epoch_method)} with a {sampler}, which may repeat samples,",
-            "Trainer needs to know the number of batches of an epoch when it begins. Use the sampler of Trainer itself.",
-        )
-
-
-def batches_in_epoch(loader: SelectedLoader) -> int:
-    """Returns the number of batches of an epoch, which Trainer needs to know when the epoch begins.
-
-    Args:
-        loader: Loader of a run.
-
-    Raises:
-        ValueError: The number is not known before the epoch is over.
-    """
-    try:
-        return len(loader)
-    except TypeError as error:
-        raise ValueError(
-            f"thresher.transformers.Selection: {error} Trainer needs the number of batches to know when accumulation ends. Use "
-            "the sampler of Trainer itself; or, for a method that chooses within a batch, a fixed `keep` or, except in "
-            "SFTTrainer, forward_passes='once'."
-        ) from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thresher.transformers.checks import trl_class
+from thresher.run.trainers import trl_class
 from thresher.transformers.losses import ClassLosses, UsersLosses
 
 ROWS = "thresher_rows"

@@ -25,17 +25,16 @@ from thresher.passes.saved_attributes import Attributes
 from thresher.run.attach import GIVEN_BY_TRAINER, attach, check_further_settings
 from thresher.run.learning_rate import PacedLR
 from thresher.run.run import Run
+from thresher.run.trainers import TrainerRun, trl_class
 from thresher.transformers.checks import (
+    INTEGRATION,
     PAIR_TRAINERS,
-    batches_in_epoch,
     check_chooses_before,
     check_has_ids,
-    check_known_length,
     check_labels_of_rows,
     check_settings_of,
     keeps_own_batches,
     passes_beside_head,
-    trl_class,
 )
 from thresher.transformers.fused_head import (
     ROWS,
@@ -367,11 +366,12 @@ class Selection(Base):
             device=self.args.device,
             **self.selection_settings | further,
         )
-        run._parts.attributor.samples_come_first()
+        self._inside = TrainerRun(run)
+        self._inside.samples_come_first()
         self._trains = True
         if self._tokens is not None:
             self._tokens.begin(self.model, self.args.device)
-        check_known_length(run.loader, self.selection, processes=self.args.world_size)
+        INTEGRATION.check_length(run)
         self._pace(run, max_steps)
         self._done = 0
         if self._saved is not None:
@@ -381,23 +381,16 @@ class Selection(Base):
         self.callback_handler.train_dataloader = run.loader
         return model, run.loader
 
-    def _run_epoch(
-        self, *args: Any, steps_in_epoch: int, num_update_steps_per_epoch: int, **kwargs: Any
-    ) -> None:
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Runs an epoch with as many batches as its plan has, or the rest of the batches of an interrupted epoch."""
-        if not self._trains:
-            own = {
-                "steps_in_epoch": steps_in_epoch,
-                "num_update_steps_per_epoch": num_update_steps_per_epoch,
-            }
-            super()._run_epoch(*args, **own, **kwargs)
-            return
-        self._length = batches_in_epoch(self.run.loader)
-        steps = self._length - self._done
-        updates = math.ceil(steps / self.args.gradient_accumulation_steps)
-        super()._run_epoch(
-            *args, steps_in_epoch=steps, num_update_steps_per_epoch=updates, **kwargs
-        )
+        if self._trains:
+            self._length = INTEGRATION.batches_in_epoch(self.run.loader)
+            steps = self._length - self._done
+            kwargs["steps_in_epoch"] = steps
+            kwargs["num_update_steps_per_epoch"] = math.ceil(
+                steps / self.args.gradient_accumulation_steps
+            )
+        super()._run_epoch(*args, **kwargs)
         self._done = 0
 
     def get_batch_samples(
@@ -461,8 +454,7 @@ class Selection(Base):
     @property
     def _only_counts(self) -> bool:
         """Whether every sample is trained on and no loss is recorded, so that the loss is the trainer's own."""
-        config = self.run._parts.config
-        return config.trains_in_full and not config.given.observe and self._tokens is None
+        return self._inside.only_counts and self._tokens is None
 
     def _is_compared(self) -> bool:
         """Whether this batch is compared with what the selection assumes of the trainer."""
@@ -523,7 +515,7 @@ class Selection(Base):
             trainer_loss, outputs = self._own_loss(model, inputs, total)
         losses, rewards = losses_of_pairs(self, inputs, outputs, margins.last, trainer_loss)
         loss = self.run.reduce(losses, self._rows and self._rows[0], *as_two_classes(rewards), 1)
-        if self.run._parts.config.trains_in_full:
+        if self._inside.trains_in_full:
             loss = trainer_loss
         return (loss, outputs) if return_outputs else loss
 
@@ -540,8 +532,7 @@ class Selection(Base):
             "batches": self._done,
             "pace": pace,
         }
-        compared = self._compared
-        state["compared"] = (compared.divides, compared.direct, compared.classes)
+        state["compared"] = tuple(vars(self._compared).values())
         if self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)
@@ -586,7 +577,6 @@ class Selection(Base):
         if checkpoint in (None, False):
             return None
         file = Path(checkpoint) / FILE
-        processes = self.args.world_size
         if not file.is_file():
             raise ValueError(
                 f"thresher.transformers.Selection: {checkpoint} has no file {file.name}, the state of the run: it was saved "
@@ -594,11 +584,7 @@ class Selection(Base):
                 "the weights with from_pretrained, and call train() without resume_from_checkpoint."
             )
         state = torch.load(file, weights_only=True, map_location="cpu")
-        if state["processes"] != processes:
-            raise ValueError(
-                f"thresher.transformers.Selection: {checkpoint} was saved by {state['processes']} processes, but now there are "
-                f"{processes}. Use the same number."
-            )
+        INTEGRATION.check_processes(checkpoint, state["processes"], self.args.world_size)
         return state
 
     def _epochs_of(self, loader: Any) -> int:
@@ -649,29 +635,23 @@ class Selection(Base):
         """Returns the arguments of the criterion; for `per_position`, they are the outputs and the labels."""
         if self._head is not None:
             plain = {**batch}
-            lengths = batch.get(ROWS)
-            plain.pop(ROWS, None)
+            lengths = plain.pop(ROWS, None)
             return module(**plain, fused_lm_head=True), lengths
         plain, labels = self._parted(batch)
         return self._losses.pair(module(**plain), labels)
 
     def _parted(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         """Returns the inputs of a batch without labels, and the labels: a tensor, or a dictionary by name for several."""
-        names = (
-            ["labels"]
-            if "labels" in batch
-            else [name for name in self.label_names if name in batch]
-        )
-        if not names:
+        names = ["labels"] if "labels" in batch else self.label_names
+        labels = {name: batch[name] for name in names if name in batch}
+        if not labels:
             raise ValueError(
                 f"thresher.transformers.Selection: the batch has no `labels`, only {', '.join(batch)}. Rename the labels in "
                 "the dataset or the data_collator. If the loss is not a cross-entropy: "
                 + GIVE_LOSSES
             )
-        labels = {name: batch[name] for name in names}
-        return {name: value for name, value in batch.items() if name not in names}, labels.get(
-            "labels", labels
-        )
+        inputs = {name: value for name, value in batch.items() if name not in labels}
+        return inputs, labels.get("labels", labels)
 
     def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
         """Checks that the loss is that of the trainer; finds out whether it is divided by the positions of the whole step."""
@@ -717,7 +697,7 @@ class Selection(Base):
                 self._compared.divides = divides_by_total(
                     own, self._losses, found[0], takes_total=total is not None, scale=scale
                 )
-                cost = self.run._parts.cost
+                cost = self._inside.cost
                 cost.comparing += 2 * len(found[0][0])
                 cost.forward += 2 * len(found[0][0])
         finally:
@@ -738,7 +718,7 @@ class Selection(Base):
         if self._tokens is not None:
             of_reference = partial(self._losses_of_reference, inputs, labels)
             keep = self._tokens.chosen(inputs, of_reference, losses, valid)
-            self.run._parts.cost.add_scores((len(losses), 0))
+            self._inside.cost.add_scores((len(losses), 0))
         ids = self._rows and self._rows[0]
         # The first dimension is the samples, even if there are as many positions.
         repeat = None if ids is None else 1
@@ -758,10 +738,8 @@ class Selection(Base):
         args = self.args
         state = self.state
         run = self.run
-        state.epoch = (
-            run.epoch + self._done / self._length if self._done < self._length else state.epoch
-        )
         if self._done < self._length:
+            state.epoch = run.epoch + self._done / self._length
             return
         if next(self._batches, None) is not None:
             raise RuntimeError(self._wrong_length("more"))

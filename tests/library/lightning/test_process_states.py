@@ -3,17 +3,12 @@
 import pytest
 
 import lightning_cases  # noqa: F401  # prepares the import of lightning
-from thresher.lightning.selection import check_processes
+from thresher.lightning.selection import INTEGRATION
 
 
 def test_another_number_of_processes_is_refused():
-    check_processes({"ranks": ({},)})
+    INTEGRATION.check_processes("the checkpoint", 1, 1)
     with pytest.raises(
         ValueError, match=r"saved by 2 processes, but now there are 1\. Use the same number"
     ):
-        check_processes({"ranks": ({}, {})})
-
-
-@pytest.mark.usefixtures("group_of_one")
-def test_a_group_of_one_is_one_process():
-    check_processes({"ranks": ({},)})
+        INTEGRATION.check_processes("the checkpoint", 2, 1)
