@@ -41,13 +41,12 @@ def simplify(graphs: Graphs) -> None:
             node.meta[SHOWN] = True
     for module in (graphs.forward_module, graphs.backward_module):
         module.graph.eliminate_dead_code(is_impure_node=_stays)
-        # The order matters: merged heads and copies keep moves and reshapes apart, so these come again after them, and
-        # gradients can be stacked only when nothing stands between them and their sum.
+        # The order matters: copies keep moves and reshapes apart, so these come again after them, and gradients can be
+        # stacked only when nothing stands between them and their sum.
         for rewrite in (
             _merge_sizes,
             _moves,
             _reshapes,
-            _heads,
             _copies,
             _moves,
             _reshapes,
@@ -57,9 +56,6 @@ def simplify(graphs: Graphs) -> None:
         ):
             rewrite(module)
             module.graph.eliminate_dead_code(is_impure_node=_stays)
-        _copies(module)
-        _reshapes(module)
-        module.graph.eliminate_dead_code(is_impure_node=_stays)
     _byte_masks(graphs)
     # Last, because only now is it certain what the backward graph reads.
     _drop_unread(graphs)
@@ -84,13 +80,6 @@ def _stays(node: Any) -> bool:
 def _shape(node: Any) -> list[str]:
     """Returns the sizes as text: comparing symbolic sizes would add guards."""
     return [str(size) for size in node.meta["val"].shape]
-
-
-def _sizes(node: Any) -> list[Any]:
-    return [
-        size.node.expr if isinstance(size, torch.SymInt) else size
-        for size in node.meta["val"].shape
-    ]
 
 
 def _is_output(node: Any) -> bool:
@@ -215,71 +204,6 @@ def _copies(module: fx.GraphModule) -> None:
         )
         if (parts or same) and not _is_output(node):
             _replace(node, node.args[0])
-
-
-def _heads(module: fx.GraphModule) -> None:
-    """Splits or merges the heads of attention in one step.
-
-    In between, nn.MultiheadAttention merges batch and heads. The resulting views of views cost calls and later copies.
-    """
-    for node in _nodes(module):
-        if node.target not in RESHAPES or node.args[0].target is not aten.transpose.int:
-            continue
-        moved: Any = node.args[0]
-        inner: Any = moved.args[0]
-        if (
-            tuple(moved.args[1:]) not in ((0, 1), (1, 0))
-            or inner.target not in RESHAPES
-            or _is_output(node.args[0])
-        ):
-            continue
-        source: Any = inner.args[0]
-        x = _sizes(source)
-        y = _sizes(inner)
-        z = _sizes(node)
-        # Merging: (n, heads, length, width) by way of (n * heads, length, width) to (length, n, heads * width).
-        if (
-            len(x) == 4
-            and len(y) == 3
-            and len(z) == 3
-            and y == [x[0] * x[1], x[2], x[3]]
-            and z == [x[2], x[0], x[1] * x[3]]
-        ):
-            value = source.meta["val"].permute(2, 0, 1, 3)
-            permuted = _insert(
-                module.graph, node, aten.permute.default, (source, [2, 0, 1, 3]), value
-            )
-            node.args = (permuted, node.args[1])
-            node.target = aten.reshape.default
-        # Splitting: (length, n, heads * width) by way of (length, n * heads, width) to (n, heads, length, width).
-        elif (
-            len(x) == 3
-            and len(y) == 3
-            and len(z) == 4
-            and y == [x[0], z[0] * z[1], z[3]]
-            and z[2] == x[0]
-            and z[0] == x[1]
-        ):
-            sizes = list(node.args[1])
-            whole = [sizes[2], sizes[0], sizes[1], sizes[3]]
-            if _is_output(node):
-                continue
-            value = node.meta["val"].permute(2, 0, 1, 3)
-            split = _insert(module.graph, node, aten.reshape.default, (source, whole), value)
-            permuted = _insert(
-                module.graph, node, aten.permute.default, (split, [1, 2, 0, 3]), node.meta["val"]
-            )
-            _replace(node, permuted)
-    _split_gradients(module)
-
-
-def _split_gradients(module: fx.GraphModule) -> None:
-    """Removes the copy of a gradient of which `select_backward` is the only reader."""
-    for node in _nodes(module):
-        if node.op == "call_function" and node.target is aten.select_backward.default:
-            source = node.args[0]
-            if source.target is aten.clone.default and len(source.users) == 1:
-                node.args = (source.args[0], *node.args[1:])
 
 
 def _stacks(module: fx.GraphModule) -> None:
