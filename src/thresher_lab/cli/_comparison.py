@@ -1,7 +1,7 @@
 """Runs a comparison, or lists what it would train, and prints the results on a terminal of any width."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from json import loads as load_json
@@ -53,7 +53,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         results: Content of results.json.
     """
     from thresher_lab.comparison.summary import (
-        closing,
+        conclude,
         interval_sentences,
         length_sentences,
         rates_sentences,
@@ -64,7 +64,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
     for line in table_lines(results, console.width):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print()
-    for sentence in closing(results):
+    for sentence in conclude(results).sentences:
         console.print(sentence, markup=False, highlight=False)
     notes = [
         NOTE,
@@ -80,11 +80,12 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
 
 NOTE = (
     "Time, cost (samples in forward and backward passes) and memory of a step are shares of full training. Intervals are for "
-    "one comparison, verdicts for all of them."
+    "one comparison; verdicts are corrected for the number of comparisons."
 )
-
-
-TIME_UNKNOWN = "A time is unknown if the machine was busy, or if other runs were in progress than during full training."
+TIME_UNKNOWN = (
+    "A time is unknown (?) if the machine was busy, or if the number of other runs in progress differed from that during full "
+    "training."
+)
 
 
 def table_lines(results: dict[str, Any], width: int) -> list[str]:
@@ -131,17 +132,17 @@ def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
 
     show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
-    time, memory = (
-        "?" if share is None else f"{share:.2f}"
-        for share in (time_of(row, results)[0], row.get("memory_ratio"))
-    )
     return (
-        time,
+        _share(time_of(row, results)[0]),
         f"{row['cost_ratio']:.3f}",
-        memory,
+        _share(row.get("memory_ratio")),
         f"{show(row['mean'])}{spread}",
         difference_text(row, signed),
     )
+
+
+def _share(share: float | None) -> str:
+    return "?" if share is None else f"{share:.2f}"
 
 
 def print_dry_run(
@@ -173,7 +174,7 @@ def print_dry_run(
     plan = dry_run(task, parse_methods(methods), parse_seeds(seeds), epochs, out, **options)
     lines = dry_run_lines(plan)
     if until_decided:
-        lines.append("These are the most; training stops when every verdict is decided.")
+        lines.append("This is the maximum: training stops when every verdict is decided.")
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -210,8 +211,8 @@ def dry_run_lines(plan: Mapping[str, Any]) -> list[str]:
 
 def _time_left(seconds: float | None) -> str:
     if seconds is None:
-        return "How long the rest takes is known when a run of each line has finished."
-    return f"By the finished runs, the rest takes about {timedelta(seconds=round(seconds))}."
+        return "The time left is unknown until a run of each line has finished."
+    return f"The rest takes about {timedelta(seconds=round(seconds))}, estimated from the finished runs."
 
 
 def _finished(runs: Sequence[Mapping[str, Any]]) -> int:
@@ -315,25 +316,27 @@ def kept_sentences(
 
     Example:
         >>> kept_sentences(({"rais-seed0-1"}, {"full", "rais"}), ({"rais-seed0-1"}, {"full"}))
-        ['The report no longer shows rais. Its runs are kept: a command that names it, too, shows it again.']
+        ['The report no longer shows rais. The runs are kept; a command that adds rais shows them again.']
     """
     from thresher_lab.comparison.summary import listed
 
     said = []
     if gone := sorted(before[1] - after[1]):
-        its, it = ("Its", "it") if len(gone) == 1 else ("Their", "them")
+        names = listed(gone)
         said.append(
-            f"The report no longer shows {listed(gone)}. {its} runs are kept: a command that names {it}, too, shows {it} again."
+            f"The report no longer shows {names}. The runs are kept; a command that adds {names} shows them again."
         )
-    full, kept = (
-        {name for name in names if name.startswith("full-seed")} for names in (after[0], before[0])
-    )
+    kept = _runs_of_full(before[0])
     if kept and after[0] - before[0]:
         said.append(
-            f"{len(kept)} of {len(full)} runs of full training are of an earlier command: their CPU time and wall time are "
-            "of the machine of then. For times of one moment, give another --out."
+            f"{kept} of {_runs_of_full(after[0])} runs of full training are from an earlier command, and so are their CPU time "
+            "and wall time. To measure all times together, choose another --out."
         )
     return said
+
+
+def _runs_of_full(names: Collection[str]) -> int:
+    return sum(name.startswith("full-seed") for name in names)
 
 
 TRIED_RATES = "0.5,1,2"
@@ -370,10 +373,9 @@ def after_a_loss(
         return None
     options = {name: value for name, value in given.items() if value is not None}
     names = [row["method"] for row in lost]
-    loses = f"{listed(names)} {'loses' if len(names) == 1 else 'lose'}"
     if not results.get("rates"):
         texts = [spec.text for spec in parse_methods(methods) if spec.label in names]
-        said = f"{loses} at the learning rate of the training. First see whether another one suits fewer samples:"
+        said = f"{listed(names)} lost at the learning rate of the training. Another rate may suit fewer samples; try that first:"
         arms = "--methods"
         value = ",".join(texts)
         options = {"rates": TRIED_RATES, **options}
@@ -381,7 +383,7 @@ def after_a_loss(
         larger = round((1 + max(row["cost_ratio"] for row in lost)) / 2, 2)
         if larger > LARGEST_SHARE:
             return None
-        said = f"{loses} with the best of the learning rates, too. Try a larger share:"
+        said = f"{listed(names)} lost even at the best learning rate. Try a larger share:"
         arms = "--budget"
         value = f"{larger:g}"
     parts = [part for name, one in options.items() for part in (f"--{name}", str(one))]

@@ -36,7 +36,10 @@ AGAINST = {
     None: "no verdict against {}: the times are not equal",
 }
 """Verdicts on a method against its controls, by finding."""
-WALL_LEFT_BLANK = "A wall time is blank if the machine was busy, or if more or fewer other runs were in progress than during full training."
+WALL_LEFT_BLANK = (
+    "A wall time is blank if the machine was busy, or if the number of other runs in progress differed from that during full "
+    "training."
+)
 
 RunDict = dict[str, Any]
 """A run as in results.json."""
@@ -67,14 +70,15 @@ def times_of_busy_machine(results: Mapping[str, Any]) -> list[str]:
         results: Content of results.json.
     """
     runs = results["runs"]
-    each = {
+    # Methods share controls, so that a run may be there twice.
+    is_busy = {
         run.get("samples", number): run.get("busy") is True for number, run in enumerate(runs)
-    }  # methods share controls
-    busy = sum(each.values())
+    }
+    busy = sum(is_busy.values())
     if not busy:
         return []
     return [
-        f"The machine was busy, so all times, including CPU times, are unreliable: in {busy} of {len(each)} runs, its load "
+        f"The machine was busy, so all times, including CPU times, are unreliable: in {busy} of {len(is_busy)} runs, its load "
         "exceeded its cores."
     ]
 
@@ -438,20 +442,11 @@ class Conclusion:
 
     Args:
         pick: Row of the summary that is picked, of a method or of a control; None if nothing is.
-        sentences: Sentences on the time of the pick or of the closest method, its loss and its controls; then what would decide.
+        sentences: What to use; the verdict, time and differences of the pick or of the closest method; what would decide.
     """
 
     pick: RowDict | None
     sentences: list[str]
-
-
-def closing(results: Mapping[str, Any]) -> list[str]:
-    """Returns the sentences of `conclude`.
-
-    Args:
-        results: Content of results.json.
-    """
-    return conclude(results).sentences
 
 
 def conclude(results: Mapping[str, Any]) -> Conclusion:
@@ -478,24 +473,19 @@ def conclude(results: Mapping[str, Any]) -> Conclusion:
     best = [row for row in without_loss if _is_best(row)]
     if best:
         pick = min(best, key=lambda row: time_of(row, results)[0] or row["cost_ratio"])
-        return Conclusion(pick, [f"{pick['method']} is the pick: {_judgment(pick, results)}"])
+        advice = f"Use {pick['method']}: {pick['verdict']}."
+        return Conclusion(pick, [advice, _measured(pick, results)])
     control = _simplest_control(judged, results)
     margin = amount_text(results["margin"], share=is_share(results["runs"]))
     order = ("loses", "unclear", "no loss")
     closest = max(judged, key=lambda row: (order.index(row["finding"]), row["difference"]))
-    judgment = _judgment(closest, results)
-    sentence = f"{closest['method']} is not picked: {judgment}"
-    if len(judged) > 1:
-        sentence = (
-            f"No method is shown to lose no more than {margin} and to be better than its controls. "
-            f"The closest is {closest['method']}: {judgment}"
-        )
+    advice = f"No method is shown to lose at most {margin} and to beat its controls."
     if control is not None:
         words = CONTROLS[kind_of(control)].words
-        sentence += (
-            f" The pick is {control['method']} ({words}), which loses no more than {margin}."
-        )
-    return Conclusion(control, [sentence, *_what_would_decide(closest, results)])
+        advice = f"Use {control['method']} ({words}): it loses at most {margin}."
+    verdict = f"The closest method is {closest['method']}: {closest['verdict']}."
+    sentences = [advice, f"{verdict} {_measured(closest, results)}"]
+    return Conclusion(control, sentences + _what_would_decide(closest, results))
 
 
 def _is_best(row: RowDict) -> bool:
@@ -520,18 +510,23 @@ def _simplest_control(judged: Sequence[RowDict], results: Mapping[str, Any]) -> 
     )
 
 
-def _judgment(row: RowDict, results: Mapping[str, Any]) -> str:
-    """Returns the verdict on a method, its time, and the differences that the verdict is about, as sentences."""
+def _measured(row: RowDict, results: Mapping[str, Any]) -> str:
+    """Returns sentences on the time of a method and on the differences that its verdict is about."""
     ratio, clock = time_of(row, results)
-    time = "an unknown share" if ratio is None else f"{ratio:.2f}"
-    signed = forms(results)[1]
+    _, signed = forms(results)
     unit = " points" if is_share(results["runs"]) else ""
-    differences = f"Difference from full training: {difference_text(row, signed, unit)}"
+    sentences = []
+    if ratio is None:
+        sentences.append(f"Its {clock} is unknown.")
+    else:
+        sentences.append(f"It took {ratio:.2f} of the {clock} of full training.")
+    sentences.append(f"Difference from full training: {difference_text(row, signed, unit)}.")
     if SAME_TIME in row["against"]:
-        in_time = difference_text(row["against"][SAME_TIME], signed, unit)
-        differences += f"; from {CONTROLS[SAME_TIME].words}: {in_time}"
-    judgment = f"{row['verdict']}. It took {time} of the {clock} of full training. {differences}."
-    return judgment if row["against"] else f"{judgment} It has no control with a verdict."
+        difference = difference_text(row["against"][SAME_TIME], signed, unit)
+        sentences.append(f"Difference from fewer epochs in the same time: {difference}.")
+    if not row["against"]:
+        sentences.append("It has no control with a verdict.")
+    return " ".join(sentences)
 
 
 def _what_would_decide(row: RowDict, results: Mapping[str, Any]) -> list[str]:
@@ -542,10 +537,10 @@ def _what_would_decide(row: RowDict, results: Mapping[str, Any]) -> list[str]:
         return []
     seeds = len({run["seed"] for run in results["runs"]})
     if None in unclear:
-        return [f"Too few seeds to tell ({seeds}). Repeat the command with more."]
+        return [f"Too few seeds to tell: {seeds}. Repeat the command with more."]
     needed = max(unclear)
     return [
-        f"About {needed} seeds (--seeds 0-{needed - 1}) would decide, by a rough estimate from {seeds}."
+        f"About {needed} seeds (--seeds 0-{needed - 1}) would decide, a rough estimate from {seeds}."
     ]
 
 
@@ -580,20 +575,21 @@ def rates_sentences(results: Mapping[str, Any]) -> list[str]:
     Args:
         results: Content of results.json.
     """
-    looked = results.get("rates")
-    if not looked:
+    tried = results.get("rates")
+    if not tried:
         return []
     rows = [row for row in results["summary"] if kind_of(row) != "placebo"]
-    factors, seeds = (listed([f"{one:g}" for one in looked[name]]) for name in ("factors", "seeds"))
+    factors = listed([f"{factor:g}" for factor in tried["factors"]])
+    seeds = listed([str(seed) for seed in tried["seeds"]])
     best = "; ".join(f"{row['method']} {row['rate']:g}" for row in rows)
     sentences = [
-        f"Every arm was tried with the learning rate of the training times {factors}, on the seeds {seeds}, which do not "
-        f"count, and has the best one: {best}."
+        f"Each method and control was tried at {factors} times the learning rate of the training, on seeds that do not count ({seeds}), "
+        f"and uses the best: {best}."
     ]
-    ends = (min(looked["factors"]), max(looked["factors"]))
+    ends = (min(tried["factors"]), max(tried["factors"]))
     at_end = dict.fromkeys(row["method"] for row in rows if row["rate"] in ends)
-    if at_end and len(looked["factors"]) > 2:
+    if at_end and len(tried["factors"]) > 2:
         sentences.append(
-            f"The best rate is the smallest or the largest for {listed([*at_end])}. Rates beyond these may change the verdicts."
+            f"The best rate is the smallest or largest tried for {listed([*at_end])}; a wider range may change the verdicts."
         )
     return sentences

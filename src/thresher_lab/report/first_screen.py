@@ -133,7 +133,7 @@ def bottom_line(results: ResultsDict) -> dict[str, Any]:
         (lines that train in this way; None if there are none) and `chart` (metric and cost, as SVG).
     """
     conclusion = conclude(results)
-    facts = list[tuple[str, str]]()
+    facts: dict[str, str] = {}
     code = None
     if (pick := conclusion.pick) is not None:
         facts = _facts(pick, results)
@@ -157,28 +157,23 @@ def _settings_of(row: Mapping[str, Any], results: ResultsDict) -> Mapping[str, A
     )
 
 
-def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]]:
+def _facts(row: Mapping[str, Any], results: ResultsDict) -> dict[str, str]:
     metric = results["runs"][0]["metric"]["name"]
     full = next(row for row in results["summary"] if row["method"] == "full")
     show, signed = forms(results)
     unit = " %" if is_share(results["runs"]) else ""
-    facts = [
-        (metric, f"{show(row['mean'])}{unit}, full training {show(full['mean'])}{unit}"),
-        ("difference", difference_text(row, signed)),
-        ("cost as counted", f"{row['cost_ratio']:.3f} of full training"),
-        ("CPU time saved", _saved(row.get("cpu_ratio"))),
-        *(
-            [("learning rate", f"{row['rate']:g} of that of the training")]
-            if row.get("rate", 1.0) != 1
-            else []
-        ),
-        ("memory of a step saved", _saved(row.get("memory_ratio"))),
-    ]
-    against = row.get("against") or {}
-    return facts + [
-        (f"against {CONTROLS[kind].words}", difference_text(one, signed))
-        for kind, one in against.items()
-    ]
+    facts = {
+        metric: f"{show(row['mean'])}{unit}, full training {show(full['mean'])}{unit}",
+        "difference": difference_text(row, signed),
+        "cost as counted": f"{row['cost_ratio']:.3f} of full training",
+        "CPU time saved": _saved(row.get("cpu_ratio")),
+        "memory of a step saved": _saved(row.get("memory_ratio")),
+    }
+    if row.get("rate", 1.0) != 1:
+        facts["learning rate"] = f"{row['rate']:g} times that of the training"
+    for kind, control in row.get("against", {}).items():
+        facts[f"against {CONTROLS[kind].words}"] = difference_text(control, signed)
+    return facts
 
 
 def _saved(ratio: float | None) -> str:

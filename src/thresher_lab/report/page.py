@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from thresher_lab.comparison.controls import CONTROLS, SAME_TIME
 from thresher_lab.comparison.summary import (
-    closing,
+    conclude,
     difference_text,
     forms,
     interval_sentences,
@@ -81,7 +81,7 @@ def as_markdown(results: ResultsDict) -> str:
         "verdict",
     )
     rows = [_cells(row, results) for row in results["summary"]]
-    sentences = unfinished(results) + closing(results)
+    sentences = unfinished(results) + conclude(results).sentences
     sentences += interval_sentences(results) + rates_sentences(results)
     return "\n\n".join([title, *sentences, markdown_table(header, rows)]) + "\n"
 

@@ -12,7 +12,7 @@ import pytest
 
 from depth import depth
 from integration.inline import call_in_process, train_in_threads
-from thresher_lab.comparison.summary import closing
+from thresher_lab.comparison.summary import conclude
 from thresher_lab.training.folders import sole_use
 
 PROCESS = [sys.executable, "-W", "error", "-m", "thresher_lab.cli"]
@@ -159,7 +159,7 @@ def test_the_table_and_the_path_are_printed(finished):
     assert all(
         row["method"] in plain and row["verdict"].split()[0] in plain for row in results["summary"]
     )
-    assert all(" ".join(sentence.split()) in plain for sentence in closing(results))
+    assert all(" ".join(sentence.split()) in plain for sentence in conclude(results).sentences)
 
 
 def test_another_margin_trains_nothing_anew(finished, called):
@@ -184,7 +184,7 @@ def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished, called):
     assert [name for name in after if after[name] != before[name]] == [gone]
     assert done.stdout.count("kept from before") == len(before) - 1
     full = sum(name.startswith("full-seed") and name.endswith(".json") for name in before)
-    said = f"{full} of {full} runs of full training are of an earlier command: their CPU time and wall time"
+    said = f"{full} of {full} runs of full training are from an earlier command, and so are their CPU time"
     assert full and said in " ".join(done.stdout.split())
     again = json.loads((out / "results.json").read_text())
     assert [run["metric"] for run in again["runs"]] == [run["metric"] for run in results["runs"]]
@@ -202,7 +202,7 @@ def test_a_folder_takes_more_methods_but_no_other_comparison(finished, called):
     more = called(*arguments(out, methods="uniform:keep=0.5", seeds="1"))
     assert more.returncode == 0, more.stderr
     assert (
-        "The report no longer shows infobatch:prune_fraction=0.3 and kakurenbo:tau=0.0. Their runs are kept"
+        "The report no longer shows infobatch:prune_fraction=0.3 and kakurenbo:tau=0.0. The runs are kept"
         in " ".join(more.stdout.split())
     )
     new = set(written(out)) - set(before)

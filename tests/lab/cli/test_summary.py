@@ -251,7 +251,7 @@ def test_after_a_loss_the_next_command_tries_learning_rates():
     )
     assert (
         said
-        == "winnow:share=0.5 loses at the learning rate of the training. First see whether another one suits fewer samples:"
+        == "winnow:share=0.5 lost at the learning rate of the training. Another rate may suit fewer samples; try that first:"
     )
     assert command == (
         "thresher compare 'my folder/a.py:build' --methods winnow:share=0.5 --rates 0.5,1,2 --epochs 4 --seeds 0,1,2 --out r"
@@ -263,10 +263,7 @@ def test_after_a_loss_with_the_best_rate_it_tries_a_larger_share():
     said, command = after_a_loss(
         lost(tried), "winnow:share=0.5", {"epochs": 4, "rates": "0.5,1,2", "out": "r"}
     )
-    assert (
-        said
-        == "winnow:share=0.5 loses with the best of the learning rates, too. Try a larger share:"
-    )
+    assert said == "winnow:share=0.5 lost even at the best learning rate. Try a larger share:"
     assert (
         command
         == "thresher compare 'my folder/a.py:build' --budget 0.75 --epochs 4 --rates 0.5,1,2 --out r"

@@ -10,7 +10,7 @@ from in_process import InProcessWorkers
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import Watcher, compare, is_decided
 from thresher_lab.comparison.controls import SAME_TIME, Job, parse_controls
-from thresher_lab.comparison.summary import closing
+from thresher_lab.comparison.summary import conclude
 from thresher_lab.comparison.workers import Finished, RunRefusedError, RunValueError
 from thresher_lab.recipes.running import task_of
 from thresher_lab.report.first_screen import snippet
@@ -665,7 +665,7 @@ def test_seeds_that_are_one_training_count_once(tmp_path, monkeypatch, seed, dis
         f"{path}:build", parse_methods("uniform"), [1, 2, 3, 4], 2, tmp_path / "out", controls=[]
     )
     assert sorted({run["seed"] for run in results["runs"]}) == distinct
-    sentences = closing(results)
+    sentences = conclude(results).sentences
     if not said:
         assert not results["equal_seeds"] and "same training" not in " ".join(sentences)
         return

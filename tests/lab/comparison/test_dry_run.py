@@ -48,7 +48,7 @@ def test_what_is_finished_and_what_is_not(tmp_path):
     assert "  shorter of infobatch: 2 runs, 0 finished" in said
     assert said[-2:] == [
         "0 of 14 runs are finished.",
-        "How long the rest takes is known when a run of each line has finished.",
+        "The time left is unknown until a run of each line has finished.",
     ]
 
 
@@ -72,7 +72,7 @@ def test_the_time_left_comes_from_finished_runs(tmp_path):
     assert found["seconds_left"] == pytest.approx((2 * 8 + 2 * 4) / 2)
     assert dry_run_lines(found)[-2:] == [
         "2 of 6 runs are finished.",
-        "By the finished runs, the rest takes about 0:00:12.",
+        "The rest takes about 0:00:12, estimated from the finished runs.",
     ]
     assert seconds_left([], 1) == 0
 

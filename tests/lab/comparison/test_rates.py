@@ -40,11 +40,14 @@ def test_the_rates_are_said_with_those_at_an_end():
     ]
     results = {"rates": {"factors": [0.5, 1.0, 2.0], "seeds": [7, 8]}, "summary": summary}
     chosen, ends = rates_sentences(results)
-    assert "times 0.5, 1 and 2, on the seeds 7 and 8, which do not count" in chosen
-    assert chosen.endswith("has the best one: full 1; m 0.5; smaller@0.500 1.")
+    assert (
+        "at 0.5, 1 and 2 times the learning rate of the training, on seeds that do not count (7 and 8)"
+        in chosen
+    )
+    assert chosen.endswith("uses the best: full 1; m 0.5; smaller@0.500 1.")
     assert (
         ends
-        == "The best rate is the smallest or the largest for m. Rates beyond these may change the verdicts."
+        == "The best rate is the smallest or largest tried for m; a wider range may change the verdicts."
     )
     assert rates_sentences(results | {"rates": None}) == [] == rates_sentences({"summary": []})
     assert len(rates_sentences(results | {"rates": {"factors": [0.1, 9.0], "seeds": [7, 8]}})) == 1

@@ -10,7 +10,7 @@ from lab.report.cases import run as made_run
 from thresher_lab.comparison import compare as comparison
 from thresher_lab.comparison.compare import compare
 from thresher_lab.comparison.controls import SAME_TIME, Job, parse_controls, same_time_share
-from thresher_lab.comparison.summary import closing, conclude, length_sentences, summarize
+from thresher_lab.comparison.summary import conclude, length_sentences, summarize
 from thresher_lab.comparison.workers import Finished
 from thresher_lab.report.first_screen import bottom_line, snippet
 from thresher_lab.report.page import render_page
@@ -182,7 +182,7 @@ def test_on_another_device_it_is_the_time_on_the_clock(tmp_path, workers, monkey
     monkeypatch.setattr(workers, "device", "NVIDIA H100")
     results = compared(tmp_path, "winnow")
     assert held(tmp_path)["winnow"] == {"share": 0.6, "clock": "wall_s", "seeds": 2}
-    assert "It took 0.60 of the wall time of full training. " in closing(results)[0]
+    assert "It took 0.60 of the wall time of full training. " in conclude(results).sentences[1]
 
 
 def test_a_method_whose_time_is_not_known_has_no_such_control(tmp_path, workers, monkeypatch):
@@ -238,21 +238,22 @@ def test_it_is_what_is_said_first():
     results = results_of(LOSSES)
     row = results["summary"][1]
     assert [*row["against"]] == [SAME_TIME, "smaller"]
-    assert closing(results) == [
-        "m is the pick: no loss within the margin of 0.5 points; better than fewer epochs in the same time; better than "
-        "smaller batches. It took 0.60 of the CPU time of full training. Difference from full training: +0.00 points "
-        "[-0.02, +0.02]; from fewer epochs in the same time: +3.09 points [+2.95, +3.22]."
+    assert conclude(results).sentences == [
+        "Use m: no loss within the margin of 0.5 points; better than fewer epochs in the same time; better than smaller "
+        "batches.",
+        "It took 0.60 of the CPU time of full training. Difference from full training: +0.00 points [-0.02, +0.02]. "
+        "Difference from fewer epochs in the same time: +3.09 points [+2.95, +3.22].",
     ]
     assert conclude(results).pick is row and length_sentences(results) == []
 
 
 def test_fewer_epochs_that_do_as_well_may_be_picked():
     results = results_of((0.0, 0.0001, 0.0002, 0.0001), method=0.62, took=0.58)
-    assert closing(results) == [
-        "m is not picked: no loss within the margin of 0.5 points; no better than fewer epochs in the same time; better than "
-        "smaller batches. It took 0.62 of the CPU time of full training. Difference from full training: +0.00 points "
-        "[-0.02, +0.02]; from fewer epochs in the same time: +0.01 points [-0.00, +0.02]. The pick is shorter@time (fewer "
-        "epochs in the same time), which loses no more than 0.5 points."
+    assert conclude(results).sentences == [
+        "Use shorter@time (fewer epochs in the same time): it loses at most 0.5 points.",
+        "The closest method is m: no loss within the margin of 0.5 points; no better than fewer epochs in the same time; "
+        "better than smaller batches. It took 0.62 of the CPU time of full training. Difference from full training: +0.00 "
+        "points [-0.02, +0.02]. Difference from fewer epochs in the same time: +0.01 points [-0.00, +0.02].",
     ]
     assert conclude(results).pick is results["summary"][2]
     assert (
@@ -297,9 +298,13 @@ def test_a_verdict_that_unequal_times_forbid_is_said_with_its_numbers():
     results = results_of(LOSSES, took=0.5)
     row = results["summary"][1]
     assert row["against"][SAME_TIME]["difference"] == pytest.approx(0.0309, abs=1e-4)
-    assert closing(results)[0].startswith(
-        "m is not picked: no loss within the margin of 0.5 points; no verdict against fewer epochs in the same time: the times "
-        "are not equal; better than smaller batches. It took 0.60 of"
+    assert (
+        conclude(results)
+        .sentences[1]
+        .startswith(
+            "The closest method is m: no loss within the margin of 0.5 points; no verdict against fewer epochs in the same time: the times "
+            "are not equal; better than smaller batches. It took 0.60 of"
+        )
     )
     assert conclude(results).pick is None
 
@@ -313,16 +318,16 @@ def test_without_its_time_there_is_no_verdict():
 
 
 def test_an_open_verdict_is_said_with_its_numbers():
-    said = closing(results_of((0.0, 0.02, -0.01, 0.005)))
-    assert "; not told apart from fewer epochs in the same time; " in said[0]
-    assert "; from fewer epochs in the same time: +0.38 points [-1.61, +2.36]." in said[0]
-    assert len(said) == 2 and said[1].endswith("would decide, by a rough estimate from 4.")
+    _, closest, decide = conclude(results_of((0.0, 0.02, -0.01, 0.005))).sentences
+    assert "; not told apart from fewer epochs in the same time; " in closest
+    assert "Difference from fewer epochs in the same time: +0.38 points [-1.61, +2.36]." in closest
+    assert decide.endswith("would decide, a rough estimate from 4.")
 
 
 def test_a_method_slower_than_full_training_is_compared_with_all_epochs():
     results = results_of((0.0, 0.0001, 0.0002, 0.0001), method=1.3, took=1.0)
     assert results["summary"][1]["against"][SAME_TIME]["finding"] == "no better"
-    assert " It took 1.30 of the CPU time of full training. " in closing(results)[0]
+    assert " It took 1.30 of the CPU time of full training. " in conclude(results).sentences[1]
 
 
 def test_the_report_says_it_first():
@@ -334,10 +339,8 @@ def test_the_report_says_it_first():
     ]
     results["summary"] = summarize(results["runs"], 0.5)
     found = bottom_line(results)
-    assert (
-        found["sentences"][0].startswith("kakurenbo is not picked: ")
-        and "fewer epochs in the same time" in found["sentences"][0]
-    )
+    assert found["sentences"][1].startswith("The closest method is kakurenbo: ")
+    assert "fewer epochs in the same time" in found["sentences"][1]
     page = render_page(results, {})
-    assert found["sentences"][0] in page
+    assert found["sentences"][1] in page
     assert "fewer epochs in the same time (shorter@time)" in page

@@ -141,9 +141,9 @@ def test_the_sentences_say_which_intervals_they_are():
     assert rows[1]["verdict"].startswith("loses more than the margin of 0.5 points")
     assert (
         conclude(results)
-        .sentences[0]
+        .sentences[1]
         .startswith(
-            "m is not picked: loses more than the margin of 0.5 points. It took an unknown share of the CPU time"
+            "The closest method is m: loses more than the margin of 0.5 points. Its CPU time is unknown."
         )
     )
     assert "valid at every look" in interval_sentences(results)[0]

@@ -33,9 +33,9 @@ def test_the_pick_with_its_numbers_and_controls():
     found, pick = bottom_line(results), conclude(results).pick
     assert (
         found["sentences"] == conclude(results).sentences
-        and " of the CPU time of full training. " in found["sentences"][0]
+        and " of the CPU time of full training. " in found["sentences"][1]
     )
-    facts = dict(found["facts"])
+    facts = found["facts"]
     assert facts["accuracy"].startswith(f"{100 * pick['mean']:.2f} %, full training ")
     low, high = pick["ci95"]
     assert (
@@ -67,7 +67,7 @@ def test_without_a_pick_there_is_what_would_decide():
     results, _ = judged(margin=0.01)
     found = bottom_line(results)
     assert (
-        found["facts"] == []
+        found["facts"] == {}
         and found["code"] is None
         and found["sentences"]
         and "</svg>" in found["chart"]

@@ -4,7 +4,7 @@ import json
 
 from lab.report.cases import comparison, save
 from thresher_lab.cli.report import report
-from thresher_lab.comparison.summary import closing, summarize
+from thresher_lab.comparison.summary import conclude, summarize
 from thresher_lab.report.page import as_markdown
 
 
@@ -12,7 +12,8 @@ def test_it_has_what_to_do_and_every_verdict():
     results, _ = comparison()
     text = as_markdown(results)
     assert (
-        text.startswith("**mine.py:build**, 12 epochs, 3 seeds, ") and closing(results)[0] in text
+        text.startswith("**mine.py:build**, 12 epochs, 3 seeds, ")
+        and conclude(results).sentences[0] in text
     )
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert (

@@ -78,11 +78,11 @@ def test_the_learning_rates_of_a_comparison_are_named(tmp_path):
     )
     text = measurements("rais", tmp_path)
     assert (
-        "From `a.json`. Every arm was tried with the learning rate of the training times 0.5, 1 and 2"
+        "From `a.json`. Each method and control was tried at 0.5, 1 and 2 times the learning rate of the training"
         in text
     )
     assert (
-        "has the best one: full 1; rais 2. The best rate is the smallest or the largest for rais. Rates beyond"
+        "uses the best: full 1; rais 2. The best rate is the smallest or largest tried for rais; a wider range"
         in text
     )
     write_json(tmp_path / "a.json", found)
