@@ -95,9 +95,8 @@ def table_lines(results: dict[str, Any], width: int) -> list[str]:
         results: Content of results.json.
         width: Number of columns of the terminal.
     """
-    from thresher_lab.comparison.summary import is_share, time_of
+    from thresher_lab.comparison.summary import is_share, time_of, training_text
 
-    seeds = len({run["seed"] for run in results["runs"]})
     metric = results["runs"][0]["metric"]["name"]
     clock = time_of(results["summary"][0], results)[1].removesuffix(" time")
     unit = ", %" if is_share(results["runs"]) else ""
@@ -109,11 +108,7 @@ def table_lines(results: dict[str, Any], width: int) -> list[str]:
         line = "  ".join(cell.rjust(wide) for cell, wide in zip(cells, widths, strict=True))
         return f"    {line}".rstrip()
 
-    plural = "" if seeds == 1 else "s"
-    lines = wrap(
-        f"{results['task']}, {results['epochs']} epochs, {seeds} seed{plural}, {results['device']}",
-        width,
-    )
+    lines = wrap(f"{results['task']}, {training_text(results)}", width)
     lines.append(aligned(headings))
     for row, numbers in zip(results["summary"], table, strict=True):
         indent = "  " if row["control_of"] else ""

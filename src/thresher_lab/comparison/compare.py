@@ -429,28 +429,27 @@ class ComparedRuns:
         runs = []
         listed = set()
         for asked in self._asked:
-            arms = {None: asked} | {
-                kind: self._controls.get(asked.key, {}).get(kind)
-                for kind in self._kinds[asked.label]
-            }
-            for kind, job in arms.items():
-                if (asked.label, kind) in self.left_out or (job is not None and job.key in listed):
-                    continue
+            controls = self._controls.get(asked.key, {})
+            arms = {kind: controls.get(kind) for kind in self._kinds_left(asked)}
+            for kind, job in ({None: asked} | arms).items():
                 arm = asked.label if kind is None else f"{kind} of {asked.label}"
                 run = {
                     "name": f"{arm}, seed {asked.seed}",
                     "of": asked.label,
                     "arm": arm,
                     "control": kind is not None,
+                    "finished": False,
+                    "seconds": None,
+                    "epochs": None,
                 }
-                done = None if job is None else self._done.get(job.key)
-                run |= {
-                    "finished": done is not None,
-                    "seconds": None if done is None else done["wall_s"],
-                }
-                runs.append(run | {"epochs": None if job is None else job.epochs(epochs)})
                 if job is not None:
+                    if job.key in listed:
+                        continue
                     listed.add(job.key)
+                    run["epochs"] = job.epochs(epochs)
+                    if done := self._done.get(job.key):
+                        run |= {"finished": True, "seconds": done["wall_s"]}
+                runs.append(run)
         return runs
 
     def whole_seeds(self) -> list[int]:
@@ -462,8 +461,7 @@ class ComparedRuns:
         controls = self._controls.get(asked.key, {})
         return asked.key in self._done and all(
             kind in controls and controls[kind].key in self._done
-            for kind in self._kinds[asked.label]
-            if (asked.label, kind) not in self.left_out
+            for kind in self._kinds_left(asked)
         )
 
     def runs(self) -> list[dict[str, Any]]:
@@ -481,18 +479,20 @@ class ComparedRuns:
             if asked.seed not in seeds or asked.key not in self._done:
                 continue
             runs.append(self._run(asked))
-            trained = {
-                kind: job
-                for kind, job in self._controls.get(asked.key, {}).items()
-                if job.key in self._done
-            }
-            for kind in self._kinds[asked.label]:
-                if kind in trained and (asked.label, kind) not in self.left_out:
-                    length = (
-                        {"length": self.store.lengths[asked.label]} if kind == SAME_TIME else {}
-                    )
-                    runs.append(self._run(trained[kind]) | {"control_of": asked.label} | length)
+            controls = self._controls.get(asked.key, {})
+            for kind in self._kinds_left(asked):
+                if kind not in controls or controls[kind].key not in self._done:
+                    continue
+                run = self._run(controls[kind]) | {"control_of": asked.label}
+                if kind == SAME_TIME:
+                    run["length"] = self.store.lengths[asked.label]
+                runs.append(run)
         return runs
+
+    def _kinds_left(self, asked: Job) -> list[Control]:
+        """Returns the kinds of controls of a method that are not left out."""
+        label = asked.label
+        return [kind for kind in self._kinds[label] if (label, kind) not in self.left_out]
 
     def _kinds_of(self, spec: Spec, kinds: Sequence[Control] | None) -> Sequence[Control]:
         """Returns the kinds of controls that a method has; of all of them, where none are asked for by name."""
@@ -583,15 +583,9 @@ class ComparedRuns:
             return self._run(asked)["cost"]["ratio"]
         label = asked.label
         lengths = self.store.lengths
-        first = self.seeds[:SEEDS_OF_LENGTH]
+        first = [job for job in self._asked if job.seed in self.seeds[:SEEDS_OF_LENGTH]]
         own, full = (
-            [
-                job.key
-                for seed in first
-                for job in self._asked
-                if (job.label, job.seed) == (name, seed)
-            ]
-            for name in (label, FULL_TRAINING.label)
+            [job.key for job in first if job.label == name] for name in (label, FULL_TRAINING.label)
         )
         if label not in lengths and all(key in self._done for key in (*own, *full)):
             clock = "cpu_s" if self._done[asked.key].get("device", "cpu") == "cpu" else "wall_s"

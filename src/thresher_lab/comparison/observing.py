@@ -27,7 +27,6 @@ def observed(
     epochs: int,
     seed: int = 0,
     data: Path | None = None,
-    threads: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[DataMap, Training]:
     """Trains a task as full training does, and observes its samples.
@@ -37,7 +36,6 @@ def observed(
         epochs: Number of epochs, 1 or more.
         seed: Random seed. Default: 0.
         data: Folder or file with the data. Default: where the task finds it.
-        threads: Number of CPU threads of torch, 1 or more. Default: 1, as in a comparison.
         progress: Function that is called with the number of epochs done. Default: none.
 
     Returns:
@@ -49,7 +47,7 @@ def observed(
     """
     trainable = task_of(task)
     training = trainable.training(trainable.load(trainable.find(data)), seed)
-    with torch_threads(threads):
+    with torch_threads(1):  # as in a comparison
         return _trained(training, epochs, seed, progress), training
 
 

@@ -416,6 +416,12 @@ def difference_text(of: Mapping[str, Any], signed: Callable[[float], str], unit:
     return f"{signed(of['difference'])}{unit}{bounds}"
 
 
+def training_text(results: Mapping[str, Any]) -> str:
+    """Returns the epochs, seeds and device of a comparison, such as "20 epochs, 1 seed, cpu"."""
+    seeds = len({run["seed"] for run in results["runs"]})
+    return f"{results['epochs']} epochs, {seeds} seed{'s' * (seeds > 1)}, {results['device']}"
+
+
 def forms(results: Mapping[str, Any]) -> tuple[Callable[[float], str], Callable[[float], str]]:
     """Returns how values and differences are written: in percent and points where the metric is a share.
 

@@ -247,16 +247,11 @@ def _smaller(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(content: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `content` with the fields of `other`, which have priority, section by section."""
-    sections = {
-        name: value
-        for name, value in other.items()
-        if isinstance(value, Mapping) and content.get(name)
-    }
-    return {
-        **content,
-        **other,
-        **{name: _merged(content[name], value) for name, value in sections.items()},
-    }
+    merged = {**content, **other}
+    for name, value in other.items():
+        if isinstance(value, Mapping) and content.get(name):
+            merged[name] = _merged(content[name], value)
+    return merged
 
 
 def _generator() -> torch.Generator:
@@ -294,7 +289,10 @@ def with_batch_of(
     batch = task.settings.batch
     size = batch_size or batch.size
     times = accumulate or batch.accumulate
-    size, times = (size, times * factor) if asked else (size * factor, times)
+    if asked:
+        times *= factor
+    else:
+        size *= factor
     return name if (size, times) == (batch.size, batch.accumulate) else f"{name}@{size}x{times}"
 
 

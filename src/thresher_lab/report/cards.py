@@ -153,12 +153,8 @@ def _section(found: Compared, rows: Sequence[Row]) -> str:
         "verdict",
     )
     table = markdown_table(header, [result_cells(row, share=share) for row in rows])
-    said = " ".join(
-        [
-            f"From `{found['source']}`.",
-            *rates_sentences({"rates": found.get("rates"), "summary": rows}),
-        ]
-    )
+    rates = rates_sentences({"rates": found.get("rates"), "summary": rows})
+    said = " ".join([f"From `{found['source']}`.", *rates])
     return f"### `{found['task']}`, {found['epochs']} epochs, {seeds}, {found['device']}\n\n{said}\n\n{table}"
 
 

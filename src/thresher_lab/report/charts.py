@@ -6,7 +6,6 @@ first only.
 
 import html
 import textwrap
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -180,12 +179,13 @@ def band_trace(name: str, of: Look, x: ArrayLike, low: ArrayLike, high: ArrayLik
 
 
 def median_traces(
-    name: str, of: Look, x: ArrayLike, values: NDArray[np.float64], **more: Any
-) -> Iterable[go.Scatter]:
-    """Yields the median over the rows of `values`, and for several rows also the band from the lowest to the highest."""
-    if len(values) > 1:
-        yield band_trace(name, of, x, values.min(axis=0), values.max(axis=0))
-    yield line_trace(name, of, x, np.median(values, axis=0), **more)
+    name: str, of: Look, x: ArrayLike, values: NDArray[np.float64]
+) -> list[go.Scatter]:
+    """Returns the median over the rows of `values`; for several rows, a band from the lowest to the highest comes first."""
+    median = line_trace(name, of, x, np.median(values, axis=0))
+    if len(values) == 1:
+        return [median]
+    return [band_trace(name, of, x, values.min(axis=0), values.max(axis=0)), median]
 
 
 def heatmap(z: ArrayLike, **more: Any) -> go.Heatmap:
@@ -221,59 +221,49 @@ def metric_against_cost(results: ResultsDict, _: Samples, by: str = "cost") -> g
         return None
     figure = empty_figure(OF_FULL[by], _metric_title(results))
     _margin_below_full(figure, results)
+    x = f"{by}_ratio"
+    scale = _scale(results)
     for kind in dict.fromkeys(filter(None, map(kind_of, rows))):
-        group = [row for row in rows if kind_of(row) == kind]
-        _add_points(
-            figure,
-            results,
-            CONTROLS[kind].label,
-            control_look(kind),
-            group,
-            f"{by}_ratio",
-            "lines+markers",
-        )
+        group = sorted((row for row in rows if kind_of(row) == kind), key=lambda row: row[x])
+        name = CONTROLS[kind].label
+        figure.add_trace(_points(name, control_look(kind), group, x, scale, CONTROL_POINTS))
     for row in rows:
         if kind_of(row) is None:
-            _add_points(
-                figure,
-                results,
-                row["method"],
-                looks(results)[row["method"]],
-                [row],
-                f"{by}_ratio",
-                "markers",
-            )
+            of = looks(results)[row["method"]]
+            figure.add_trace(_points(row["method"], of, [row], x, scale, METHOD_POINTS))
     return figure
 
 
-def _add_points(
-    figure: go.Figure,
-    results: ResultsDict,
-    name: str,
-    of: Look,
-    rows: list[dict[str, Any]],
-    x: str,
-    mode: Any,
-) -> None:
-    rows = sorted(rows, key=lambda row: row[x])
-    scale = _scale(results)
+@dataclass(frozen=True)
+class _PointStyle:
+    mode: Literal["markers", "lines+markers"]
+    size: int
+    thickness: int
+    width: int
+
+
+METHOD_POINTS = _PointStyle("markers", size=12, thickness=2, width=5)
+CONTROL_POINTS = _PointStyle("lines+markers", size=7, thickness=1, width=0)
+
+
+def _points(
+    name: str, of: Look, rows: list[dict[str, Any]], x: str, scale: float, style: _PointStyle
+) -> go.Scatter:
     bounds = np.array([row.get("ci95") or (np.nan, np.nan) for row in rows], dtype=np.float64)
     middle = np.array([row["difference"] or 0.0 for row in rows])
-    control = rows[0]["control_of"] is not None
     interval = {
         "type": "data",
         "symmetric": False,
         "array": short(scale * (bounds[:, 1] - middle)),
         "arrayminus": short(scale * (middle - bounds[:, 0])),
         "color": of.color,
-        "thickness": 1 if control else 2,
-        "width": 0 if control else 5,
+        "thickness": style.thickness,
+        "width": style.width,
     }
     means = scale * np.array([row["mean"] for row in rows])
-    marker = {"color": of.color, "symbol": of.symbol, "size": 7 if control else 12}
-    figure.add_trace(
-        line_trace(name, of, [row[x] for row in rows], means, mode, error_y=interval, marker=marker)
-    )
+    marker = {"color": of.color, "symbol": of.symbol, "size": style.size}
+    costs = [row[x] for row in rows]
+    return line_trace(name, of, costs, means, style.mode, error_y=interval, marker=marker)
 
 
 def _margin_below_full(figure: go.Figure, results: ResultsDict) -> None:
@@ -301,11 +291,9 @@ def metric_curve(results: ResultsDict, _: Samples, by: str = "epoch") -> go.Figu
         results: Content of results.json.
         by: Quantity on the x axis, a key of `AXES`.
     """
-    figure = (
-        epoch_figure(results, _metric_title(results))
-        if by == "epoch"
-        else empty_figure(AXES[by], _metric_title(results))
-    )
+    figure = epoch_figure(results, _metric_title(results))
+    if by != "epoch":
+        figure = empty_figure(AXES[by], _metric_title(results))
     for kind, of_methods in controls(results).items():
         curves = [
             _curve_traces(results, runs, by, CONTROLS[kind].label, control_look(kind))[-1:]
@@ -326,15 +314,17 @@ def _curve_traces(
     results: ResultsDict, runs: list[dict[str, Any]], by: str, name: str, of: Look
 ) -> list[go.Scatter]:
     by_epochs = by_epoch(runs, runs[0]["metric"]["name"])
-    across = None if by == "epoch" else by_epoch(runs, by)
-    if by_epochs is None or (by != "epoch" and across is None):
+    if by_epochs is None:
         return []
     epochs, values = by_epochs
+    if by == "epoch":
+        return median_traces(name, of, epochs, _scale(results) * values)
+    across = by_epoch(runs, by)
     if across is None:
-        return list(median_traces(name, of, epochs, _scale(results) * values))
+        return []
     both = np.isin(epochs, across[0])
     x = np.median(across[1][:, np.isin(across[0], epochs)], axis=0)
-    return list(median_traces(name, of, x, _scale(results) * values[:, both]))
+    return median_traces(name, of, x, _scale(results) * values[:, both])
 
 
 def times_to_targets(results: ResultsDict, _: Samples, by: str = "cost") -> go.Figure | None:
@@ -349,18 +339,15 @@ def times_to_targets(results: ResultsDict, _: Samples, by: str = "cost") -> go.F
     if not is_share(results["runs"]) or not _has_curves(results, by):
         return None
     measured = measure(results)
-    figure = empty_figure(
-        "error of full training, times", OF_FULL["cpu" if by == "cpu_s" else by], barmode="group"
-    )
+    clock = by.removesuffix("_s")
+    figure = empty_figure("error of full training, times", OF_FULL[clock], barmode="group")
     targets = [
         f"{target['factor']:g} ({100 * target['error']:.2f} %)" for target in measured["targets"]
     ]
-    field = "cpu_to_full" if by == "cpu_s" else f"{by}_to_full"
     for arm in measured["arms"]:
         of = looks(results)[arm["method"]]
-        y = short(
-            [np.nan if reached[field] is None else reached[field] for reached in arm["reached"]]
-        )
+        costs = [reached[f"{clock}_to_full"] for reached in arm["reached"]]
+        y = short(np.array(costs, dtype=np.float64))
         said = [
             f"{reached['seeds']} of {reached['of']} seeds reached it" for reached in arm["reached"]
         ]
@@ -390,17 +377,13 @@ def left_out(results: ResultsDict, _: Samples) -> go.Figure | None:
         of = looks(results)[method]
         cap, actual = (by_epoch(runs, name) for name in ("scheduled_fraction", "actual_fraction"))
         if actual is not None and actual[1].any():
-            figure.add_traces(list(median_traces(method, of, actual[0], 100 * actual[1])))
+            figure.add_traces(median_traces(method, of, actual[0], 100 * actual[1]))
         if cap is not None and cap[1].any():
-            figure.add_trace(_cap(method, of, cap[0], 100 * np.median(cap[1], axis=0)))
+            largest = 100 * np.median(cap[1], axis=0)
+            dashed = {"color": of.color, "dash": "dash", "width": 1.5}
+            line = line_trace(method, of, cap[0], largest, "lines", line=dashed, showlegend=False)
+            figure.add_trace(line.update(name=escaped(f"{method}: cap")))
     return figure.update_yaxes(rangemode="tozero") if figure.data else None
-
-
-def _cap(method: str, of: Look, epochs: Any, values: Any) -> go.Scatter:
-    dashed = {"color": of.color, "dash": "dash", "width": 1.5}
-    return line_trace(method, of, epochs, values, "lines", line=dashed, showlegend=False).update(
-        name=escaped(f"{method}: cap")
-    )
 
 
 def speed_up(results: ResultsDict, _: Samples, by: str = "cpu_s") -> go.Figure | None:
@@ -410,13 +393,12 @@ def speed_up(results: ResultsDict, _: Samples, by: str = "cpu_s") -> go.Figure |
         results: Content of results.json.
         by: Clock: "cpu_s" or "wall_s" of an epoch, or "step_s" for the time of one step.
     """
-    full = runs_by_method(results).get("full", [])
-    baseline = _durations(full, by) if full else None
+    durations = {method: _durations(runs, by) for method, runs in runs_by_method(results).items()}
+    baseline = durations.get("full")
     if baseline is None:
         return None
     figure = epoch_figure(results, "times as fast as full training")
-    for method, runs in runs_by_method(results).items():
-        took = _durations(runs, by)
+    for method, took in durations.items():
         if took is not None:
             figure.add_traces(
                 list(
@@ -431,11 +413,15 @@ def speed_up(results: ResultsDict, _: Samples, by: str = "cpu_s") -> go.Figure |
 def _durations(runs: list[dict[str, Any]], by: str) -> tuple[Any, Any] | None:
     """Returns epochs and the seconds that each epoch (or, for "step_s", each step) took; None where a time is not above 0."""
     durations = by_epoch(runs, by)
-    if durations is None or by == "step_s":
-        return durations if durations is None or (durations[1] > 0).all() else None
+    if durations is None:
+        return None
     epochs, seconds = durations
-    each = np.diff(seconds, axis=1, prepend=0.0)
-    return (epochs, each) if len(epochs) == epochs[-1] and (each > 0).all() else None
+    if by != "step_s":
+        if len(epochs) < epochs[-1]:
+            return None
+        # Clocks of epochs go on from one epoch to the next.
+        seconds = np.diff(seconds, axis=1, prepend=0.0)
+    return (epochs, seconds) if (seconds > 0).all() else None
 
 
 def easy_share(results: ResultsDict, _: Samples) -> go.Figure | None:
@@ -445,7 +431,7 @@ def easy_share(results: ResultsDict, _: Samples) -> go.Figure | None:
         shares = by_epoch(runs, "easy_share")
         if shares is not None:
             figure.add_traces(
-                list(median_traces(method, looks(results)[method], shares[0], 100 * shares[1]))
+                median_traces(method, looks(results)[method], shares[0], 100 * shares[1])
             )
     return figure if figure.data else None
 
@@ -571,9 +557,7 @@ def weights(results: ResultsDict, _: Samples, method: str) -> go.Figure | None:
     for number, name in enumerate(names):
         by_epochs = by_epoch(runs, name)
         if by_epochs is not None:
-            figure.add_traces(
-                list(median_traces(name.removeprefix("weight_"), look(number), *by_epochs))
-            )
+            figure.add_traces(median_traces(name.removeprefix("weight_"), look(number), *by_epochs))
     return figure if figure.data else None
 
 
@@ -625,9 +609,7 @@ def loss_of_part(results: ResultsDict, samples: Samples, part: str = "all") -> g
         known = np.isfinite(means).all(axis=0)
         if known.any():
             x = np.arange(first + 1, epochs + 1)[known]
-            figure.add_traces(
-                list(median_traces(method, looks(results)[method], x, means[:, known]))
-            )
+            figure.add_traces(median_traces(method, looks(results)[method], x, means[:, known]))
     return figure.update_yaxes(rangemode="tozero") if figure.data else None
 
 

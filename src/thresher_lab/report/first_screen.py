@@ -43,23 +43,32 @@ def snippet(row: Mapping[str, Any], settings: Mapping[str, Any], epochs: int) ->
         The call of `attach` and the loop; for the control with fewer epochs, the number of epochs; None where the method is
         not registered here, or has settings that no code can be written for, such as several methods in one.
     """
-    kind = kind_of(row)
-    cost = row["cost_ratio"]
-    if kind is not None:
-        if kind in ("shorter", SAME_TIME):
-            wanted = cost * epochs
-            whole = max(1, round(cost * epochs))
-            rounded = f", rounded from {wanted:.3g}" if abs(wanted - whole) > 0.05 else ""
-            return (
-                f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
-            )
-        if kind not in ("uniform", "smaller", "fewer"):
+    match kind_of(row):
+        case None:
+            return _method_code(row["method"], settings, epochs)
+        case "shorter" | "shorter@time":
+            return _shorter_code(row["cost_ratio"] * epochs, epochs)
+        case "uniform":
+            return _code(f"thresher.UniformSubset(keep={settings['keep']:g})", {}, epochs)
+        case "smaller":
+            method = f"thresher.UniformSubset(keep={settings['keep']:g})"
+            return _code(method, {"spend": "batches"}, epochs)
+        case "fewer":
+            method = f"thresher.UniformSubset(keep={settings['keep']:g}, fixed=True)"
+            return _code(method, {}, epochs)
+        case _:
             return None
-        beside = {"spend": "batches"} if kind == "smaller" else {}
-        fixed = ", fixed=True" * (kind == "fewer")
-        return _code(f"thresher.UniformSubset(keep={settings['keep']:g}{fixed})", beside, epochs)
-    name = re.split("[: ]", row["method"])[0]
-    if "+" in row["method"] or name not in methods.names():
+
+
+def _shorter_code(wanted: float, epochs: int) -> str:
+    whole = max(1, round(wanted))
+    rounded = f", rounded from {wanted:.3g}" if abs(wanted - whole) > 0.05 else ""
+    return f"epochs = {whole}  # instead of {epochs}{rounded}, with the schedule fitted to it"
+
+
+def _method_code(label: str, settings: Mapping[str, Any], epochs: int) -> str | None:
+    name = re.split("[: ]", label)[0]
+    if "+" in label or name not in methods.names():
         return None
     kind = methods.load(name)
     if not is_dataclass(kind):

@@ -28,6 +28,7 @@ from thresher_lab.comparison.summary import (
     listed,
     rates_sentences,
     sentences_on_times,
+    training_text,
     unfinished,
 )
 from thresher_lab.report import charts, class_charts
@@ -67,10 +68,9 @@ def as_markdown(results: ResultsDict) -> str:
     Args:
         results: Content of results.json.
     """
-    seeds = len({run["seed"] for run in results["runs"]})
     metric = results["runs"][0]["metric"]["name"]
     share = is_share(results["runs"])
-    title = f"**{results['task']}**, {results['epochs']} epochs, {seeds} seed{'s' * (seeds > 1)}, {results['device']}"
+    title = f"**{results['task']}**, {training_text(results)}"
     header = (
         "method",
         f"{metric}, %" if share else metric,

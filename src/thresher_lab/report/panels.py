@@ -101,26 +101,28 @@ class Panel:
         ]
 
 
-def panel_size(panels: int, columns: int) -> tuple[int, int, int, int]:
+PANELS_ACROSS = 3
+"""Largest number of panels side by side."""
+
+
+def panel_size(panels: int) -> tuple[int, int, int, int]:
     """Returns how many panels stand side by side, the number of rows, and the width and the height in pixels.
 
     Args:
         panels: Number of panels, at least 1.
-        columns: Largest number of panels side by side.
     """
-    across = min(columns, panels)
+    across = min(PANELS_ACROSS, panels)
     down = math.ceil(panels / across)
     return across, down, across * PANEL_WIDTH, down * PANEL_HEIGHT + LEGEND_HEIGHT
 
 
-def plotly_figure(panels: Sequence[Panel], columns: int = 3) -> go.Figure:
+def plotly_figure(panels: Sequence[Panel]) -> go.Figure:
     """Draws panels in rows, with one legend below all of them.
 
     Args:
         panels: The panels, at least one.
-        columns: Largest number of panels side by side.
     """
-    across, down, width, height = panel_size(len(panels), columns)
+    across, down, width, height = panel_size(len(panels))
     figure = make_subplots(
         rows=down,
         cols=across,
@@ -188,26 +190,25 @@ def check_figure_path(path: Path) -> None:
         )
 
 
-def write_panels(panels: Sequence[Panel], path: Path, columns: int = 3) -> None:
+def write_panels(panels: Sequence[Panel], path: Path) -> None:
     """Draws panels in rows, with one legend below all of them, into a file whose folder is made where it does not exist.
 
     Args:
         panels: The panels, at least one.
         path: File that `check_figure_path` accepts.
-        columns: Largest number of panels side by side.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix in PICTURE_SUFFIXES:
-        _write_picture(panels, path, columns)
+        _write_picture(panels, path)
     else:
-        plotly_figure(panels, columns).write_html(path, include_plotlyjs=True)
+        plotly_figure(panels).write_html(path, include_plotlyjs=True)
 
 
-def _write_picture(panels: Sequence[Panel], path: Path, columns: int) -> None:
+def _write_picture(panels: Sequence[Panel], path: Path) -> None:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    across, down, width, height = panel_size(len(panels), columns)
+    across, down, width, height = panel_size(len(panels))
     with style.context(["default", MATPLOTLIB]):
         figure = Figure((width / 96, height / 96), layout="constrained")
         for number, panel in enumerate(panels, 1):

@@ -16,7 +16,6 @@ from thresher_lab.reproduction.artefact import FULL_ROW, TableChart
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 SPREAD = re.compile(r"± (\d+(?:\.\d+)?)")
-PANELS_ACROSS = 3
 TITLE_WIDTH = 52
 COST = "cost"
 
@@ -39,7 +38,7 @@ def table_chart(tables: Sequence[Mapping[str, Any]], chart: TableChart) -> bytes
     from matplotlib.figure import Figure
 
     drawn = [tables[at] for at in chart.tables or range(len(tables))]
-    across, down, width, height = panel_size(len(drawn), PANELS_ACROSS)
+    across, down, width, height = panel_size(len(drawn))
     file = io.BytesIO()
     with style.context(["default", MATPLOTLIB]):
         figure = Figure((width / 96, height / 96), layout="constrained")

@@ -156,9 +156,9 @@ def fashion_mnist(folder: Path | None = None) -> Data:
 
 def given_folder(folder: Path | None) -> Path | None:
     """Returns the folder, else the one in the environment variable THRESHER_DATA; None if neither is given."""
-    return folder or (
-        Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None
-    )
+    if folder is None and (named := os.environ.get(FOLDER_VARIABLE)):
+        return Path(named)
+    return folder
 
 
 def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]) -> Path:
@@ -202,20 +202,23 @@ def normalized(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic
     Args:
         parts: Images, shape (N, H, W) or (N, channels, H, W), and labels, shape (N,), by the names "train" and "test".
     """
-    pixels = {
-        part: torch.from_numpy(images.astype(np.float32, order="C"))
-        for part, (images, _) in parts.items()
-    }
-    targets = {
-        part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()
-    }
-    pixels = {
-        part: images.unsqueeze(1) if images.dim() == 3 else images
-        for part, images in pixels.items()
-    }
-    std, mean = torch.std_mean(pixels["train"], dim=(0, 2, 3), keepdim=True)
-    inputs = {part: images.sub_(mean).div_(std) for part, images in pixels.items()}
-    return Data(TensorDataset(inputs["train"], targets["train"]), inputs["test"], targets["test"])
+    (train, train_labels), (test, test_labels) = (
+        _as_tensors(*parts[part]) for part in ("train", "test")
+    )
+    std, mean = torch.std_mean(train, dim=(0, 2, 3), keepdim=True)
+    for images in (train, test):
+        images.sub_(mean).div_(std)
+    return Data(TensorDataset(train, train_labels), test, test_labels)
+
+
+def _as_tensors(
+    images: NDArray[np.generic], labels: NDArray[np.generic]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns new tensors: images of shape (N, channels, H, W), float32, and labels, int64."""
+    if images.ndim == 3:
+        images = images[:, None]
+    pixels = torch.from_numpy(images.astype(np.float32, order="C"))
+    return pixels, torch.from_numpy(labels.astype(np.int64))
 
 
 def _read_images_and_labels(

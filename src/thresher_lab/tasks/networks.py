@@ -281,18 +281,11 @@ class UNet(nn.Module):
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:
     """Returns two convolutions with group normalization."""
-    return nn.Sequential(
-        *(
-            nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-            nn.GroupNorm(4, outputs),
-            nn.ReLU(inplace=True),
-        ),
-        *(
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.GroupNorm(4, outputs),
-            nn.ReLU(inplace=True),
-        ),
-    )
+    layers: list[nn.Module] = []
+    for channels in (inputs, outputs):
+        layers.append(nn.Conv2d(channels, outputs, 3, padding=1, bias=False))
+        layers += [nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
 
 
 class VisionTransformer(nn.Module):
