@@ -613,8 +613,10 @@ class DataMap(Mapping[str, NDArray[Any]]):
             which = f"The {len(ids)} most suspicious of {len(self['id']):,} samples"
         if not len(ids):
             raise ValueError("sheet: no sample has a loss yet; train before you draw the suspects")
-        source = "show=" if show is not None else "the dataset, augmentation included"
         cards = [self.card(number, classes=classes, show=show) for number in ids.tolist()]
+        source = "show=" if show is not None else "the dataset"
+        if show is None and not isinstance(cards[0].shown, str):
+            source = "the dataset, augmentation included"
         ranks = self._rank_by_id()
         write_sheet(
             path, f"{which}, read from {source}", cards, [ranks[number] for number in ids.tolist()]

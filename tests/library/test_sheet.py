@@ -217,6 +217,12 @@ def test_texts_are_drawn(tmp_path):
     assert drawn[:, :150].min() < 128 and drawn[:, 160:].min() == 255
 
 
+def test_the_title_of_texts_mentions_no_augmentation(tmp_path):
+    DataMap(columns(), ["a text"] * 3).sheet(tmp_path / "a.html", 1)
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "read from the dataset" in page and "augmentation" not in page
+
+
 @pytest.mark.parametrize("word", ["W" * 60, "WIDE WORDS " * 6, "漢字" * 30])
 def test_wide_letters_stay_in_their_column(tmp_path, word):
     names = {"label": np.zeros(3, dtype=np.int64), "predicted": np.ones(3, dtype=np.int64)}
