@@ -311,7 +311,7 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, called, 
     )
 
 
-def until(condition, seconds=60):
+def until(condition, seconds=600):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
