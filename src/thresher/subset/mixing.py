@@ -5,7 +5,6 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -169,7 +168,6 @@ def in_precision(
         return high if given in low else given
 
     modules = (graphs.forward_module, graphs.backward_module)
-    before = list[Callable[[], None]]()
     values = [
         value
         for module in modules
@@ -179,30 +177,29 @@ def in_precision(
     if not any(isinstance(value, Tensor) and value.dtype in low for value in values):
         yield unchanged
         return
-    for module in modules:
-        for node in module.graph.nodes:
-            before.append(partial(setattr, node, "args", node.args))
-            before.append(partial(setattr, node, "kwargs", node.kwargs))
-            if attention_dropout(node) is not None:
-                before.append(partial(setattr, node, "target", node.target))
-                kernel: Any = InOwnPrecision(node, low, high)
-                node.target = kernel
-            # Casts have their dtype as an argument: `_to_copy(x, dtype=torch.bfloat16)`.
-            node.args, node.kwargs = (
-                map_aggregate(given, precise_dtype) for given in (node.args, node.kwargs)
-            )
-            if node.op == "get_attr" and isinstance(
-                constant := getattr(module, node.target), Tensor
-            ):
-                before.append(partial(setattr, module, node.target, constant))
-                setattr(module, node.target, convert([constant])[0])
-    _recompile(graphs)
-    try:
-        yield convert
-    finally:
-        for restore in before:
-            restore()
+    with contextlib.ExitStack() as stack:
+
+        def replace_attribute(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        # The stack runs its callbacks from the last to the first, so this one runs when everything is restored.
+        stack.callback(_recompile, graphs)
+        for module in modules:
+            for node in module.graph.nodes:
+                # Before the arguments: the kernel reads its own precision from them.
+                if attention_dropout(node) is not None:
+                    replace_attribute(node, "target", InOwnPrecision(node, low, high))
+                # Casts have their dtype as an argument: `_to_copy(x, dtype=torch.bfloat16)`.
+                replace_attribute(node, "args", map_aggregate(node.args, precise_dtype))
+                replace_attribute(node, "kwargs", map_aggregate(node.kwargs, precise_dtype))
+                if node.op != "get_attr":
+                    continue
+                constant = getattr(module, node.target)
+                if isinstance(constant, Tensor):
+                    replace_attribute(module, node.target, convert([constant])[0])
         _recompile(graphs)
+        yield convert
 
 
 def _recompile(graphs: Graphs) -> None:

@@ -351,3 +351,22 @@ def test_a_gradient_scaler():
         scaler.update()
         optimizer.zero_grad()
     assert (run.cost.backward, run.cost.steps, run.model.module.fallback) == (12, 3, None)
+
+
+def test_a_constant_of_half_precision_that_is_read_twice():
+    """The check in float32 puts the constant back as it was."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            self.head = nn.Linear(8, 3)
+            self.scales = [torch.rand(8, dtype=torch.bfloat16)]
+
+        def forward(self, x):
+            [scale] = self.scales
+            return self.head(torch.tanh(self.layer(x) * scale) * scale)
+
+    model = subset_backward(Scaled().bfloat16())
+    assert model(torch.randn(12, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    assert model.fallback is None
