@@ -22,19 +22,20 @@ def same_losses(
     losses: Tensor,
     others: Tensor,
     *,
-    exact: bool = True,
+    full_precision: bool = True,
     rtol: tuple[float, float] = (1e-3, 0.05),
     atol: tuple[float, float] = (1e-4, 1e-4),
     equal_nan: bool = True,
 ) -> Tensor:
-    """Returns the mask of the losses that are equal up to rounding. The second tolerances are those of half precision.
+    """Returns the mask of the losses that are equal up to rounding.
 
     Args:
         losses: Losses, any shape.
         others: The losses computed in another way, same shape.
-        exact: Whether nothing was computed in half precision, if `losses` are of another dtype. Default: True.
-        rtol: Relative tolerances. Default: (1e-3, 0.05).
-        atol: Absolute tolerances. Default: (1e-4, 1e-4).
+        full_precision: Whether both were computed without half precision throughout. Losses that have a dtype of half precision
+            were not, in any case. Default: True.
+        rtol: Relative tolerances, in full precision and in half precision. Default: (1e-3, 0.05).
+        atol: Absolute tolerances, in full precision and in half precision. Default: (1e-4, 1e-4).
         equal_nan: Whether NaN equals NaN. Default: True.
 
     Example:
@@ -42,6 +43,6 @@ def same_losses(
         tensor([ True, False])
     """
     # Half precision rounds to 1e-3 (float16) or 8e-3 (bfloat16), perhaps in each layer.
-    half = not exact or losses.dtype not in (torch.float32, torch.float64)
+    half = not full_precision or losses.dtype not in (torch.float32, torch.float64)
     wide = torch.promote_types(losses.dtype, torch.float32)
     return torch.isclose(losses.to(wide), others.to(wide), rtol[half], atol[half], equal_nan)

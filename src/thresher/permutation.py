@@ -95,7 +95,7 @@ class Permutation:
         ids = np.empty(len(places), dtype=np.int64)
         for first in range(0, len(ids), PIECE):
             part = places[first : first + PIECE]
-            ids[first : first + PIECE] = self._inside(
+            ids[first : first + PIECE] = self._mix_below_n(
                 np.arange(part.start, part.stop, step, dtype=np.int64), self._mix
             )
         return ids
@@ -115,21 +115,31 @@ class Permutation:
             )
         places = np.empty(len(ids), dtype=np.int64)
         for first in range(0, len(ids), PIECE):
-            places[first : first + PIECE] = self._inside(ids[first : first + PIECE], self._mix_back)
+            places[first : first + PIECE] = self._mix_below_n(
+                ids[first : first + PIECE], self._mix_back
+            )
         return places
 
-    def _inside(self, numbers: NDArray[np.int64], mix: Callable[[Words], None]) -> Words:
-        """Mixes each number, again and again until it is below n."""
+    def _mix_below_n(self, numbers: NDArray[np.int64], mix: Callable[[Words], None]) -> Words:
+        """Mixes each number, again and again until it is below n ("cycle walking", see the module).
+
+        This ends: the numbers below a power of two are mixed one to one, so each returns to itself in the end, and at least half
+        of them are below n.
+
+        Args:
+            numbers: Numbers below n.
+            mix: Function that mixes numbers in place, `_mix` or its inverse.
+        """
         words = numbers.astype(self._kind)
         mix(words)
-        outside = np.flatnonzero(words > self._last)
-        walking = words.take(outside)
-        while len(outside):
-            mix(walking)
-            words[outside] = walking
-            still = np.flatnonzero(walking > self._last)
-            outside = outside.take(still)
-            walking = walking.take(still)
+        places = np.flatnonzero(words > self._last)
+        too_large = words.take(places)
+        while len(places):
+            mix(too_large)
+            words[places] = too_large
+            remaining = np.flatnonzero(too_large > self._last)
+            places = places.take(remaining)
+            too_large = too_large.take(remaining)
         return words
 
     def _mix(self, words: Words) -> None:

@@ -155,7 +155,7 @@ def differing_part(one: Any, other: Any, path: str = "batch") -> str | None:
     if kind is type(other):
         pairs = None
         if isinstance(one, Tensor | np.ndarray):
-            return None if _same_values(one, other) else _named(path, other)
+            return None if _same_values(one, other) else _describe(path, other)
         if isinstance(one, Mapping) and list(one) == list(other):
             pairs = [(f"{path}[{key!r}]", one[key], other[key]) for key in one]
         elif isinstance(one, tuple | list) and len(one) == len(other):
@@ -173,11 +173,11 @@ def differing_part(one: Any, other: Any, path: str = "batch") -> str | None:
             ]
         if pairs is not None:
             return next(
-                (found for where, a, b in pairs if (found := differing_part(a, b, where))), None
+                (name for where, a, b in pairs if (name := differing_part(a, b, where))), None
             )
         if (one == other) is True or (isinstance(one, float) and one != one and other != other):
             return None
-    return _named(path, other)
+    return _describe(path, other)
 
 
 def _same_values(one: Any, other: Any) -> bool:
@@ -188,10 +188,8 @@ def _same_values(one: Any, other: Any) -> bool:
     return bool(same.all()) or bool((same | ((one != one) & (other != other))).all())
 
 
-def _named(path: str, part: Any) -> str:
-    what = (
-        f"of shape {tuple(part.shape)}"
-        if isinstance(part, Tensor | np.ndarray)
-        else f"a {type(part).__name__}"
-    )
-    return f"`{path}`, {what},"
+def _describe(path: str, part: Any) -> str:
+    """Returns the name and the shape or type of a part, as the subject of a sentence: "`batch[0]`, of shape (7, 8),"."""
+    if isinstance(part, Tensor | np.ndarray):
+        return f"`{path}`, of shape {tuple(part.shape)},"
+    return f"`{path}`, a {type(part).__name__},"

@@ -159,7 +159,7 @@ def _compared(
             or size not in (per_row, per_row * repeat)
         ):
             continue
-        # As integers, floating-point inputs would often have the values of labels.
+        # Converted to integers, floating-point inputs would often have the values of labels.
         dtype = (
             tensor.dtype
             if tensor.is_floating_point() and not targets.is_floating_point()

@@ -41,6 +41,9 @@ class SampleDimension:
     def with_samples_first(self, tensors: list[Tensor], n: int) -> list[Tensor]:
         """Returns the tensors of a batch whose first dimension is known to be that of the samples.
 
+        A shape of which only one dimension fits is remembered for later batches. `unclear` becomes the shape of a tensor of which
+        both dimensions fit, if nothing was remembered that decides between them.
+
         Args:
             tensors: All tensors of a batch, in the order of the batch.
             n: Number of samples in the batch.
@@ -48,17 +51,17 @@ class SampleDimension:
         self.unclear = None
         kept = []
         for place, tensor in enumerate(tensors):
-            # Learned by the place in the batch, because inputs can have the time first and labels the samples. A batch of one
-            # sample shows nothing.
-            known = (len(tensors), place, tensor.dim())
+            # The place in the batch is a part of the key, because inputs can have the time first and labels the samples.
+            key = (len(tensors), place, tensor.dim())
             shape = tensor.shape
-            first = tensor.dim() > 0 and shape[0] == n
-            second = tensor.dim() > 1 and shape[1] == n
-            if tensor.dim() > 1 and first != second and n > 1:
-                self._is_first[known] = first
-            if first and (n == 1 or not second or self._is_first.get(known, False)):
+            first_fits = tensor.dim() > 0 and shape[0] == n
+            second_fits = tensor.dim() > 1 and shape[1] == n
+            # A batch of one sample shows nothing: any dimension can have size 1.
+            if tensor.dim() > 1 and first_fits != second_fits and n > 1:
+                self._is_first[key] = first_fits
+            if first_fits and (n == 1 or not second_fits or self._is_first.get(key, False)):
                 kept.append(tensor)
-            elif first and known not in self._is_first:
+            elif first_fits and key not in self._is_first:
                 self.unclear = tuple(shape)
         return kept
 

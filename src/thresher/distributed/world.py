@@ -281,8 +281,8 @@ class ProcessWorld(World):
 
     def gather(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the arrays of all ranks, which must have the same shape and dtype, stacked: shape (size, *shape)."""
-        # As bytes, because gloo does not know every dtype.
-        # Copied, because torch warns about arrays that cannot be written, as those of np.frombuffer in `agree`.
+        # The values are sent as bytes, because gloo does not support every dtype. They are copied, because torch warns about
+        # arrays that cannot be written, such as those of np.frombuffer in `agree`.
         sent = torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
         every = torch.empty((self.size, len(sent)), dtype=torch.uint8, device=self._device)
         dist.all_gather(list(every.unbind()), sent, group=self._group)

@@ -321,22 +321,23 @@ class Cached(nn.Module):
             self._claim(self._path)
 
     def _claim(self, path: Path) -> None:
-        """Removes the files of another module, and notes that further ones are of this module."""
+        """Makes the folder one of this module: removes the files of another module or of other weights."""
         path.mkdir(parents=True, exist_ok=True)
-        about = path / "module.json"
-        own = {"module": _checksum(self.module), "dtype": str(self._dtype)}
+        owner_file = path / "module.json"
+        owner = {"module": _checksum(self.module), "dtype": str(self._dtype)}
         try:
-            found = json.loads(about.read_text())
+            previous = json.loads(owner_file.read_text())
         except (OSError, ValueError):
-            found = None
-        if found != own:
+            previous = None
+        if previous != owner:
             if any(path.glob("*.keys")):
                 warn(
                     f"cached: {path} has outputs of another module than this {type(self.module).__name__}, or of other weights. "
                     "They are removed."
                 )
+            # In this order, because a process can be killed in between: no rows of another module are left under this name.
             self.forget()
-            about.write_text(json.dumps(own))
+            owner_file.write_text(json.dumps(owner))
 
     def _check_parts(
         self, leaves: list[Any], places: list[int], spec: Any, outputs: list[Tensor]
@@ -369,9 +370,14 @@ class Cached(nn.Module):
             COARSE_ROUNDING if coarse or torch.is_autocast_enabled(output.device.type) else ROUNDING
         )
 
-    def _raise_varying(self, what: str) -> None:
+    def _raise_varying(self, fault: str) -> None:
+        """Raises the error for a module whose rows are not independent.
+
+        Args:
+            fault: Predicate of the sentence about the module, such as "returned other shapes or types than before".
+        """
         raise ValueError(
-            f"cached: {type(self.module).__name__} {what}: its outputs depend on the other rows, on random numbers or on a state. "
+            f"cached: {type(self.module).__name__} {fault}: its outputs depend on the other rows, on random numbers or on a state. "
             f"{WAY_OUT}"
         )
 

@@ -101,7 +101,7 @@ class ComposedOrder(Order):
         ids = plan.unpacked().ids.numpy()
         if plan.smaller:
             batches = len(self._full) - 1
-            # As without a composer: pruning shortens the epochs that smaller batches are compared with.
+            # Pruning shortens the epochs that smaller batches are compared with, with a composer as without one.
             if self._samples is not None:
                 batches = -(-batches * self._samples // self.n)
             rows = scale(len(ids), min(int(self._full[-1]), self.n), self.n)
@@ -119,7 +119,7 @@ class ComposedOrder(Order):
         order, ends = map(np.asarray, found)
         self._check(plan, order, ends)
         if not plan.everything and not plan.smaller:
-            # As without a composer: BatchNorm cannot train on a single row that is left over.
+            # Batches with too few rows are left out, with a composer as without one: BatchNorm cannot train on a single row.
             sizes = np.diff(ends)
             enough = sizes >= self._least
             if enough.any():

@@ -441,7 +441,7 @@ class EpochIterator:
             return batch
         # From here on rows are chosen before the loop sees a batch.
         self._fill(row_buffer)
-        # As in the plain loop, the last rows of an epoch make a smaller batch, or are dropped with drop_last.
+        # The last rows of an epoch make a smaller batch, or are dropped with drop_last, as in the plain loop.
         if not row_buffer.rows or (not row_buffer.full and self._drops_rest):
             self._end()
             raise StopIteration

@@ -39,13 +39,13 @@ def is_per_sample(tree: Any, n: int) -> bool:
     # Exactly these types: a named tuple is a batch of fields, however many there are.
     if type(tree) not in (list, tuple) or len(tree) != n:
         return False
-    # With two samples, the pair [x, y] has two entries, but they are not the samples.
-    whole = [leaf.dim() > 0 and len(leaf) == n for leaf in leaves(tree)]
-    alike = (
-        len({(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree})
-        == 1
-    )
-    return not any(whole) or (alike and not all(whole))
+    has_n_rows = [leaf.dim() > 0 and len(leaf) == n for leaf in leaves(tree)]
+    if not any(has_n_rows):
+        return True
+    # If all tensors have n rows, the entries are fields, such as the pair [x, y] of two samples. If only some have, the entries
+    # can still be samples of different lengths, one of which happens to be n. Then they are of one kind; fields mostly are not.
+    kinds = {(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree}
+    return len(kinds) == 1 and not all(has_n_rows)
 
 
 HOLE = object()

@@ -139,7 +139,7 @@ class PreparedLoader:
             whole: Whether the loop asked for every batch. If not, the epoch counts only if its last batch was yielded.
         """
         if self._loader is not None and self._begun:
-            # As in a prepared loader, an epoch counts even if the loop breaks at its last batch.
+            # An epoch counts even if the loop breaks at its last batch, as in a loader that Accelerate prepared.
             self._loader.iteration += whole or self._loader.end_of_dataloader
             self._loader.end()
             self._begun = False

@@ -380,9 +380,14 @@ class CallableCriterion(Criterion):
             self._compared = True
         return losses
 
-    def _refusal(self, what: str) -> ValueError:
+    def _refusal(self, fault: str) -> ValueError:
+        """Returns the error for a function that is no criterion.
+
+        Args:
+            fault: Predicate of the sentence about the function, such as "returned list".
+        """
         return ValueError(
-            f"criterion {self.original!r} {what}: your function must return one loss per sample, shape (rows, ...), as with "
+            f"criterion {self.original!r} {fault}: your function must return one loss per sample, shape (rows, ...), as with "
             "reduction='none', or their mean; loss modules of torch need no change. Or compute the losses in the loop and call "
             "run.reduce(losses, ids=run.ids)."
         )

@@ -230,8 +230,8 @@ class Criterion:
         if self.reduction == "none":
             # A callable, which has no reduction: its scalar is the mean of what it returns.
             return total / rows.numel()
-        # As the criterion itself divides: by the number of positions, or by the sum of their class weights. The weights of
-        # samples then multiply these.
+        # The divisor is that of the criterion itself: the number of positions, or the sum of their class weights. The weights of
+        # samples then multiply the class weights.
         shares = self.shares(rows.detach(), targets)
         return total / (torch.dot(weights, shares) if self.class_weights else shares.sum())
 

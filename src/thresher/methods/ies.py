@@ -140,13 +140,13 @@ class Ies:
             name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()
         }
         calibrates = self.threshold == "noise" and self.target is None
-        level = (
+        threshold = (
             {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if calibrates else {}
         )
         return {
             "loss": Column(torch.float32, fill=NEVER_SEEN),
             **history,
-            **level,
+            **threshold,
             **({} if self.target is None else LEFT_OUT),
         }
 
@@ -162,8 +162,8 @@ class Ies:
         if target is not None:
             out = smallest(mean, min(target.due(records, epoch), n - 1))
         else:
-            out, level = self._mastered(mean, records, epoch, epochs)
-            remember |= level
+            out, threshold = self._mastered(mean, records, epoch, epochs)
+            remember |= threshold
         del mean
         left_out = np.count_nonzero(out) / n
         kept = ~out
@@ -186,24 +186,36 @@ class Ies:
     def _mastered(
         self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int
     ) -> tuple[Mask, dict[str, Tensor]]:
-        """Returns the mask of the samples below the threshold (never all), and in the epoch that sets it, its column."""
-        level, new = self._level(mean, records, epoch, epochs)
-        out = mean < np.float32(level) if epoch >= START else np.zeros(len(mean), dtype=np.bool_)
+        """Returns the mask of the samples below the threshold (never all), and the new column of `_threshold`."""
+        threshold, column = self._threshold(mean, records, epoch, epochs)
+        out = (
+            mean < np.float32(threshold) if epoch >= START else np.zeros(len(mean), dtype=np.bool_)
+        )
         if out.all():
             out = smallest(mean, len(mean) - 1)
-        return out, new
+        return out, column
 
-    def _level(
+    def _threshold(
         self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int
     ) -> tuple[float, dict[str, Tensor]]:
-        """Returns the threshold, NaN before it is set, and its column in the epoch that sets it."""
+        """Returns the threshold, NaN until it is set; and in the epoch that sets it, the column that stores it for later epochs.
+
+        With `threshold="noise"`, it is set once, to `noise` times the median of `mean`, after the first epochs of training.
+
+        Args:
+            mean: Means of the last second differences, see `bends`.
+            records: The records.
+            epoch: Number of this epoch.
+            epochs: Number of epochs of the training.
+        """
         if self.threshold != "noise":
             return float(self.threshold), {}
-        known = float(records["threshold"][0])
-        if math.isfinite(known) or epoch < max(START, CALIBRATED * epochs):
-            return known, {}
+        # The column has the same value for each sample.
+        stored = float(records["threshold"][0])
+        if math.isfinite(stored) or epoch < max(START, CALIBRATED * epochs):
+            return stored, {}
         usable = mean[np.isfinite(mean)]
         if not len(usable):
             return math.nan, {}
-        level = self.noise * float(kth_smallest(usable, (len(usable) - 1) // 2))
-        return level, {"threshold": torch.full((len(mean),), level, dtype=torch.float32)}
+        threshold = self.noise * float(kth_smallest(usable, (len(usable) - 1) // 2))
+        return threshold, {"threshold": torch.full((len(mean),), threshold, dtype=torch.float32)}

@@ -242,7 +242,7 @@ class ExtraPasses:
             return
         self._check_rows(f"run the forward passes of {self._needed_by}")
         if self._forward is None:
-            # Only without `forward`: a function of the user's may take batches of any structure.
+            # A `forward` of the user's may take batches of any structure, so this is checked only without one.
             check_plain(batch, f"{self._needed_by} makes extra forward passes, and ")
 
     def can_choose(self, batch: Any, n: int) -> bool:
@@ -465,16 +465,22 @@ class ExtraPasses:
     def _pass(
         self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None
     ) -> Iterator[None]:
-        """Prepares one pass. `dtype` is that of autocast; None for the one of the last training pass."""
+        """Isolates one forward pass from the training.
+
+        Args:
+            module: The model.
+            training: Whether it runs in training mode. Default: False.
+            dtype: Dtype of autocast. Default: that of the last training pass, so that losses are those of training.
+        """
         assert self._model is not None
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
-        # Losses must be those of training, so they are computed in its precision unless the scoring names another one.
-        entered = isolated_pass(
+        isolated = isolated_pass(
             [module], devices=[self.device], generators=generators, training=training, dtype=dtype
         )
-        # A refresh in training mode is for methods whose code moves the statistics of normalizations there, too.
-        with entered, nullcontext() if training else self._buffers.untouched(module):
+        # A pass in training mode is a refresh as in the published code of a method, which updates running statistics in it. So
+        # the buffers are protected in evaluation mode only.
+        with isolated, nullcontext() if training else self._buffers.untouched(module):
             yield
 
     def _with_counts(self, ids: Tensor) -> Iterator[tuple[Any, int]]:

@@ -47,7 +47,7 @@ class Comparison:
         self._entry: Entry | None = None
         self._end = 0
         self._repeated: Tensor | None = None
-        self._exact = self._rows_apart = True
+        self._full_precision = self._rows_apart = True
         self._use: str | None = None
         self._trial: Callable[[], bool] | None = None
         self.can_choose = False
@@ -78,7 +78,7 @@ class Comparison:
         ):
             self.pending = True
             self._left = PATIENCE
-            # Only while a batch is searched for: each beginning copies buffers and attributes of the model.
+            # This ends with the search, because each beginning copies buffers and attributes of the model.
             self._passes.watch_forward(self._forward_begins)
 
     def _stop(self) -> None:
@@ -207,7 +207,7 @@ class Comparison:
         if repeated is None:  # random losses: those of other batches would be, too
             self._stop()
             return
-        self._repeated, self._exact = repeated
+        self._repeated, self._full_precision = repeated
         self._rows_apart = self._passes.can_choose(batch, n)
 
     def compare(self) -> None:
@@ -220,7 +220,7 @@ class Comparison:
         entry.add_up(final=False)
         signals = entry.signals if isinstance(entry.signals, dict) else entry.signals.now()
         loss = signals["loss"].to(repeated.dtype)
-        same = same_losses(repeated, loss, exact=self._exact, atol=(1e-4, 1e-2))
+        same = same_losses(repeated, loss, full_precision=self._full_precision, atol=(1e-4, 1e-2))
         different = int((~same).sum())
         # After a difference there is nothing left to find out. State is settled before the warning, which a filter may raise.
         trial = self._trial is not None

@@ -132,7 +132,7 @@ def build_run(config: RunConfig) -> Run:
     loader, method = _data(config, device=device, timing=timing)
     config = _in_users_order(config, loader)
     # Without a device, a model and an optimizer, batches stay where they are, and the records are on the CPU.
-    parts = _attribution(
+    parts = _parts(
         config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing
     )
     # A batch method may ask for the progress of training, which is known once the timeline is there.
@@ -198,7 +198,7 @@ def _in_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
     return replace(config, spend="steps") if spends_steps else config
 
 
-def _attribution(
+def _parts(
     config: RunConfig,
     *,
     loader: SelectedLoader,
@@ -206,22 +206,22 @@ def _attribution(
     device: torch.device,
     timing: Timing,
 ) -> Parts:
-    """Builds what takes a loss to the records of its samples, and the other parts that the objects of a run share."""
+    """Builds the objects that all others of a run share, such as the records, the counters and the tracked model."""
     records = _records(_columns(config), loader.n, device, config.world)
     # One write counts a sample at most once, so processes send each other a bool per sample.
-    columns = {} if loader.streams else COUNT_OF_TRAINED
-    counts = _records(columns, loader.n, device, config.world, sent={TRAINED: torch.bool})
+    count_columns = {} if loader.streams else COUNT_OF_TRAINED
+    counts = _records(count_columns, loader.n, device, config.world, sent={TRAINED: torch.bool})
     cost = _cost_of_scores(config)
     module = trained.module
     meter = Meter(cost, None if module is None else module.parameters)
     stopwatch = Stopwatch(device)
     trained.report_to(meter)
-    # If a function of the user's makes the batches, the samples may be along another dimension than the first.
-    own_collate = (
+    # A collate function of the user's own may put the samples along another dimension than the first.
+    may_transpose = (
         config.given.loader.collate_fn is not default_collate
         and not config.given.collate_keeps_rows
     )
-    tracker = RowTracker(SampleDimension() if own_collate else None)
+    tracker = RowTracker(SampleDimension() if may_transpose else None)
     accumulator = StepAccumulator(
         records, meter, counts, count_steps=config.given.optimizer is None
     )
@@ -235,6 +235,17 @@ def _attribution(
         else TrackedModel(module, trained.call, tracker, stopwatch, device, meter, timing)
     )
     reader = _reader(config, records)
+    passes = ExtraPasses(
+        model,
+        loader,
+        reader,
+        records,
+        cost,
+        config.given.forward,
+        device,
+        unknown,
+        _title_for_extra_passes(config),
+    )
     return Parts(
         given=config.given,
         config=config,
@@ -244,17 +255,7 @@ def _attribution(
         attributor=attributor,
         accumulator=accumulator,
         reader=reader,
-        passes=ExtraPasses(
-            model,
-            loader,
-            reader,
-            records,
-            cost,
-            config.given.forward,
-            device,
-            unknown,
-            _title_for_extra_passes(config),
-        ),
+        passes=passes,
         records=records,
         cost=cost,
         stopwatch=stopwatch,

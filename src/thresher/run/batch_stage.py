@@ -109,10 +109,10 @@ class BatchStage:
             raise TypeError(
                 f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}"
             )
-        # Only now, so that an invalid plan leaves the state as it was.
+        # The state changes only now, so that an invalid plan leaves it as it was.
         self.state = state
-        # Counted apart from `candidates`: the warning about a choice that saves nothing must not include batches that were left
-        # whole.
+        # Unlike `candidates`, these counts leave out batches that were left whole, because the warning about a choice that saves
+        # nothing must not include them.
         self._asked += 1
         self._offered += len(ids)
         self._chosen += len(plan.rows)

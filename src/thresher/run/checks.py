@@ -290,7 +290,7 @@ def kept_of(before: Any, n: int) -> Tensor:
         TypeError: The method did not return int64 ids.
         ValueError: The method returned no id, or ids that are not ascending or not in the dataset.
     """
-    # As a plan, whose check of ids is the one that is needed here.
+    # The check of a plan is the one that these ids need.
     plan = EpochPlan(before.kept(n))
     plan.check(n)
     return plan.ids

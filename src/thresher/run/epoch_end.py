@@ -157,9 +157,9 @@ class SilentEpochs:
                 f"run.criterion or run.reduce got no loss in an epoch{'' if done.passed else ', and run.cost is unknown'}"
             )
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, problem: str) -> None:
         warn(
-            f"{self._who}: {what}. {self._way_out} Without losses, run.trained counts only samples that run.model gets in the "
+            f"{self._who}: {problem}. {self._way_out} Without losses, run.trained counts only samples that run.model gets in the "
             "tensors that run.loader yielded."
         )
 

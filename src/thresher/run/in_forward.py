@@ -44,8 +44,14 @@ def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
     def take(part: Any) -> Any:
         if not isinstance(part, Tensor):
             return take_rows([part], plan.rows)[0] if is_per_sample(part, layout.n) else part
-        per = len(part) // layout.n if part.dim() else 0
-        if not per or len(part) != layout.n * per or per not in (1, layout.repeat or per):
+        rows_per_sample = len(part) // layout.n if part.dim() else 0
+        # If `repeat` is unknown, any number of rows per sample will do.
+        allowed = (1, layout.repeat or rows_per_sample)
+        if (
+            not rows_per_sample
+            or len(part) != layout.n * rows_per_sample
+            or rows_per_sample not in allowed
+        ):
             return part
         return kept_rows(
             part, plan.rows.to(part.device, non_blocking=True), layout.n, drawn=plan.drawn

@@ -13,7 +13,7 @@ from thresher.cost import Cost
 from thresher.loading.batch_reader import Batches
 from thresher.loading.loader import SelectedLoader
 
-# As many batches as `attributor.IDS_AHEAD` lets wait for their losses.
+# This is the number of batches that `attributor.IDS_AHEAD` lets wait for their losses.
 MARKS = 1024
 """Number of batches whose positions are held until their losses are computed."""
 
@@ -96,7 +96,7 @@ class Progress:
             batches: Batches of the epoch that were read.
             last: Whether it is the last batch of the epoch.
         """
-        # Only the difference: earlier samples are counted already, perhaps by the run that was saved.
+        # Only the difference is added: earlier samples are counted already, perhaps by the run that was saved.
         samples = batches.samples
         self._cost.full_forward += samples - self._samples
         self._cost.full_backward += samples - self._samples

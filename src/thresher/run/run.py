@@ -572,12 +572,12 @@ class Run(Uncopied):
         self._timeline.history  # noqa: B018 - ends an epoch that is over
         return self._timeline.timing.entries
 
-    def _check_keeper(self, what: str) -> None:
-        """Raises an error in processes that do not have the records."""
+    def _check_keeper(self, call: str) -> None:
+        """Raises an error in processes that do not have the records; `call` is what the user called."""
         world = self._parts.config.world
         if not world.is_first:
             raise RuntimeError(
-                f"{what}: only process 0 stores the values of all samples, and this is process {world.rank} of {world.size}. "
+                f"{call}: only process 0 stores the values of all samples, and this is process {world.rank} of {world.size}. "
                 "Call it there, as in `if torch.distributed.get_rank() == 0`."
             )
 

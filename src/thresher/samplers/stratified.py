@@ -324,7 +324,7 @@ def codes_of(labels: Any) -> NDArray[Any]:
             np.min_scalar_type(int(values.max()) - int(values.min()))
         )  # without a sort
     kinds, codes = np.unique(values, return_inverse=True, axis=0 if values.ndim == 2 else None)
-    # As the targets of a regression: each sample would be a class of its own.
+    # Values like the targets of a regression would make almost each sample a class of its own.
     if (
         values.dtype.kind == "f"
         and len(values) < 2 * len(kinds)

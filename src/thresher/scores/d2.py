@@ -59,7 +59,7 @@ def _smallest(rows: Tensor, k: int) -> Tensor:
     values, order = rows.topk(k, dim=1, largest=False)
     order = order.sort(dim=1).values
     order = order.gather(1, rows.gather(1, order).argsort(dim=1, stable=True))
-    # Which of equal values topk takes is not defined.
+    # It is not defined which of equal values topk takes, so rows with ties at the end are sorted again.
     tied = ((rows <= values[:, -1:]).sum(1) > k).nonzero().squeeze(1)
     if len(tied):
         order[tied] = rows[tied].argsort(dim=1, stable=True)[:, :k]

@@ -265,7 +265,7 @@ def _layout_of_value(value: Any, symbol: Any, node: fx.Node) -> Any:
     axes = [d for d, size in enumerate(value.shape) if _follows_batch(size, symbol)]
     if not axes:
         return None
-    # As in `h @ h.T`, which compares every sample with every other.
+    # For example, `h @ h.T` compares every sample with every other.
     if len(axes) > 1:
         return Unsupported(f"{node.target} returns a tensor with the batch in two dimensions")
     per = _multiple(value.shape[axes[0]], symbol)

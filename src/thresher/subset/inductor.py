@@ -190,7 +190,7 @@ def compile_graphs(
             decompositions=select_decomp_table(),
         )
         with _at_work(joint.mode):
-            # As torch.compile does before it splits a graph: these rewrites need forward and backward together.
+            # These rewrites need forward and backward together, so they come before the split, as in torch.compile.
             _recursive_joint_graph_passes(
                 joint.graph, input_device=tensors[joint.sizes.first].device
             )
@@ -377,7 +377,7 @@ def _as_given(fake: Any, strides: Any, layout: Layout | None) -> Any:
     with fake.fake_mode:
         if strides is not None:
             fake = fake.new_empty_strided(fake.shape, strides)
-        # As `Layout.take` returns it: an expanded value stays expanded, any other has no gaps, in the same order.
+        # `Layout.take` leaves an expanded value expanded, and returns any other without gaps, in the same order.
         if layout is None or _number(fake.stride(layout.axis)) == 0:
             return fake
         dense = _steps(fake.shape, _order(fake))

@@ -261,7 +261,7 @@ def _move_stacks(module: fx.GraphModule) -> None:
         dim = (stack.args[1] if len(stack.args) > 1 else stack.kwargs.get("dim", 0)) % len(dims)
         dims = [d % len(dims) for d in dims]
         others = [d for d in dims if d != dim]
-        # Only for a permutation that moves nothing but the stacked dimension.
+        # The stack can be rewritten only if the permutation moves nothing but the stacked dimension.
         if len(stack.users) != 1 or others != sorted(others):
             continue
         at = dims.index(dim)

@@ -418,7 +418,7 @@ class Settings:
         self._of_graphs: dict[int, tuple[Graphs, GraphTensors]] = {}
         self.key = (
             tuple(_module_signature(part) for part in parts),
-            # Which names share a tensor or module, as tied weights do: the graph has one argument for all of these names.
+            # The key shows which names share a tensor or module, as tied weights do, because the graph has one argument for them.
             _first_places(thing for part in parts for thing in (part, *_registered_tensors(part))),
             self.outside.key,
         )

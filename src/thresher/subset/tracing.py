@@ -337,7 +337,7 @@ def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             constant = getattr(graph, node.target)
-            # As a constant of the graph it would silently get no gradient.
+            # The graph holds it as a constant, so it would silently get no gradient.
             if isinstance(constant, Tensor) and constant.requires_grad:
                 raise Unsupported(
                     f"it uses a tensor of shape {tuple(constant.shape)} that requires gradients but is no parameter of it"

@@ -281,7 +281,7 @@ class Exam:
         """Returns a plan and the next state of the method, after checking every promise about a single plan."""
         method = self.method
         generator = rng.seeded(case.seed, case.number)
-        after: State = {}
+        next_state: State = {}
         with _asked(QUESTIONS[method.stage].format(**vars(case))):
             if method.stage == "before":
                 kept = method.kept(case.n)
@@ -299,7 +299,7 @@ class Exam:
                     f"plan_epoch returned {type(plan).__name__}, it must return a thresher.EpochPlan",
                 )
             else:
-                plan, after = method.plan_batch(
+                plan, next_state = method.plan_batch(
                     case.columns, case.state, step=case.number, generator=generator
                 )
                 _expect(
@@ -307,8 +307,8 @@ class Exam:
                     f"plan_batch returned {type(plan).__name__}, not (thresher.BatchPlan, state)",
                 )
             for invariant in PLAN_INVARIANTS[method.stage]:
-                invariant(self, case, plan, after)
-        return plan, after
+                invariant(self, case, plan, next_state)
+        return plan, next_state
 
     def series(
         self,
@@ -369,11 +369,11 @@ class Exam:
 # Invariants of a single plan
 
 
-def _is_within_dataset(exam: Exam, case: Case, plan: EpochPlan, after: State) -> None:
+def _is_within_dataset(exam: Exam, case: Case, plan: EpochPlan, next_state: State) -> None:
     plan.check(case.n)
 
 
-def _has_true_facts(exam: Exam, case: Case, plan: Plan, after: State) -> None:
+def _has_true_facts(exam: Exam, case: Case, plan: Plan, next_state: State) -> None:
     facts = plan.facts
     for name in ("scheduled_fraction", "actual_fraction"):
         _expect(
@@ -394,7 +394,7 @@ def _has_true_facts(exam: Exam, case: Case, plan: Plan, after: State) -> None:
     )
 
 
-def _has_usable_weights(exam: Exam, case: Case, plan: Plan, after: State) -> None:
+def _has_usable_weights(exam: Exam, case: Case, plan: Plan, next_state: State) -> None:
     weights = plan.weights
     if weights is None or weights.is_meta or not weights.numel():
         return
@@ -405,7 +405,7 @@ def _has_usable_weights(exam: Exam, case: Case, plan: Plan, after: State) -> Non
     )
 
 
-def _has_ascending_rows(exam: Exam, case: Case, plan: BatchPlan, after: State) -> None:
+def _has_ascending_rows(exam: Exam, case: Case, plan: BatchPlan, next_state: State) -> None:
     rows = plan.rows
     device = case.columns["id"].device
     _expect(rows.device == device, f"its rows are on {rows.device}, its signals on {device}")
@@ -416,7 +416,9 @@ def _has_ascending_rows(exam: Exam, case: Case, plan: BatchPlan, after: State) -
     _expect(within, f"its rows are not within a batch of {case.n}: {rows.tolist()}")
 
 
-def _has_as_many_rows_as_counted(exam: Exam, case: Case, plan: BatchPlan, after: State) -> None:
+def _has_as_many_rows_as_counted(
+    exam: Exam, case: Case, plan: BatchPlan, next_state: State
+) -> None:
     count = exam.method.count(case.n)
     _expect(
         count in (None, len(plan.rows)),
@@ -424,9 +426,9 @@ def _has_as_many_rows_as_counted(exam: Exam, case: Case, plan: BatchPlan, after:
     )
 
 
-def _returns_new_state(exam: Exam, case: Case, plan: BatchPlan, after: State) -> None:
+def _returns_new_state(exam: Exam, case: Case, plan: BatchPlan, next_state: State) -> None:
     _expect(
-        after is not case.state,
+        next_state is not case.state,
         "plan_batch returned the state it was given; the next state is always a new dict",
     )
 
@@ -522,12 +524,15 @@ def _takes_arguments_by_name(exam: Exam) -> None:
     )
 
 
-def _decides_whether_it_is_active(exam: Exam) -> None:
+def _declares_signals_as_a_tuple(exam: Exam) -> None:
     names = requirements_of(exam.method).signals
     _expect(
         isinstance(names, tuple),
         f"`signals` is a {type(names).__name__}, it must be a tuple of names",
     )
+
+
+def _decides_whether_it_is_active(exam: Exam) -> None:
     if exam.method.stage != "batch" or not defines(exam.method, "active"):
         return
     for step, progress in enumerate((0.0, 0.3, 0.5, 0.999, 1.0)):
@@ -645,19 +650,19 @@ def _leaves_inputs_alone(exam: Exam) -> None:
     what = "signals" if exam.method.stage == "batch" else "records"
     for case, *_ in exam.series("spoilt", everyone=True):
         before = copy.deepcopy(case)
-        plan, after = exam.ask(case)
+        plan, next_state = exam.ask(case)
         _expect(_same(case.columns, before.columns), f"changes the {what} it is given")
         _expect(
             _same(case.state, before.state),
             "changes the state it is given; the next state is a new dict of new tensors",
         )
-        answer = copy.deepcopy((plan, after))
-        passed_on = {id(value) for value in after.values()}
+        answer = copy.deepcopy((plan, next_state))
+        passed_on = {id(value) for value in next_state.values()}
         for value in (*case.columns.values(), *case.state.values()):
             if isinstance(value, Tensor) and id(value) not in passed_on:
                 value.zero_()
         _expect(
-            _same((plan, after), answer),
+            _same((plan, next_state), answer),
             f"its plan or its state holds on to the {what}: it changes when they do",
         )
 
@@ -697,27 +702,30 @@ SAME_CHOICE: dict[Callable[[Case], Case], str] = {
     _stride: "inputs that are not contiguous in memory give another plan",
     _reload: "answers differently after its state was saved and loaded",
 }
-"""Changes of the inputs that must not change the choice, each with the sentence for a method that does."""
+"""Functions that return the same values in another form, or the same object if they do not apply; and the complaint about a
+method that then chooses differently."""
 
 
-def _chooses_the_same_from_the_same(exam: Exam) -> None:
-    for change, sentence in SAME_CHOICE.items():
+def _chooses_the_same_from_equal_inputs(exam: Exam) -> None:
+    """Asks again with the same values in another form; the form must not matter."""
+    for change_form, complaint in SAME_CHOICE.items():
         for kind in ("tied", "equal", "spoilt"):
-            for case, plan, after in exam.series(kind, everyone=True):
-                changed = change(case)
+            for case, plan, next_state in exam.series(kind, everyone=True):
+                changed = change_form(case)
+                # The same object comes back if there is nothing to change, such as no state to reload.
                 if changed is case:
                     continue
-                same = _same(_choice(changed, *exam.ask(changed)), _choice(case, plan, after))
-                _expect(same, f"{sentence} ({kind} values)")
+                same = _same(_choice(changed, *exam.ask(changed)), _choice(case, plan, next_state))
+                _expect(same, f"{complaint} ({kind} values)")
 
 
-def _choice(case: Case, plan: Plan, after: State) -> Any:
+def _choice(case: Case, plan: Plan, next_state: State) -> Any:
     """Returns what does not depend on the order of rows: the chosen samples, their weights, and the next state."""
     if isinstance(plan, EpochPlan):
         return plan
     ids = case.columns["id"][plan.rows].tolist()
     weights = [1.0] * len(ids) if plan.weights is None else plan.weights.tolist()
-    return sorted(zip(ids, weights, strict=True)), after
+    return sorted(zip(ids, weights, strict=True)), next_state
 
 
 def _breaks_ties_by_id(exam: Exam) -> None:
@@ -862,13 +870,14 @@ INVARIANTS: tuple[Callable[[Exam], None], ...] = (
     _shows_its_settings,
     _has_card,
     _takes_arguments_by_name,
+    _declares_signals_as_a_tuple,
     _decides_whether_it_is_active,
     _stores_what_its_card_says,
     _depends_on_its_inputs_alone,
     _plans_for_every_input,
     _keeps_what_is_not_finite,
     _leaves_inputs_alone,
-    _chooses_the_same_from_the_same,
+    _chooses_the_same_from_equal_inputs,
     _breaks_ties_by_id,
     _never_waits_for_the_device,
     _chooses_the_same_on_a_gpu,

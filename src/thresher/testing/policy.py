@@ -102,9 +102,11 @@ def _asked(policy: Any, k: int, name: str, prompts: int) -> list[int]:
     return ids  # pyright: ignore[reportUnknownVariableType]
 
 
-def _same(name: str, what: str, found: Any, expected: Any) -> None:
-    if found != expected:
-        raise ContractError(f"{name}: {what} proposes {found!r:.100} instead of {expected!r:.100}")
+def _same(name: str, proposer: str, ids: Any, expected: Any) -> None:
+    if ids != expected:
+        raise ContractError(
+            f"{name}: {proposer} proposes {ids!r:.100} instead of {expected!r:.100}"
+        )
 
 
 def _rewards(k: int, number: int) -> Tensor:

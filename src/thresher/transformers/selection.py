@@ -753,9 +753,9 @@ class Selection(Base):
         if args.save_strategy == SaveStrategy.STEPS:
             control.should_save = True
 
-    def _wrong_length(self, what: str) -> str:
+    def _wrong_length(self, more_or_fewer: str) -> str:
         return (
-            f"The epoch has {what} batches than the {self._length} that len(loader) gave: the sampler does not yield as many "
+            f"The epoch has {more_or_fewer} batches than the {self._length} that len(loader) gave: the sampler does not yield as many "
             "ids as its __len__ says. Correct its __len__, or use the sampler of Trainer itself."
         )
 
