@@ -96,7 +96,7 @@ def advise(
 
 
 def answer(measured: Measured, given: Mapping[str, Any], data: Path | None = None) -> Advice:
-    """Returns the advice that follows from measured times.
+    """Computes the advice from measured times: what each way to train on less saves, the comparison to run, and the text.
 
     Args:
         measured: The times.
@@ -105,9 +105,11 @@ def answer(measured: Measured, given: Mapping[str, Any], data: Path | None = Non
     """
     pace = measured.pace
     advice = {**given, **asdict(measured)}
-    advice["pace"] = pace and pace.as_dict()
     advice["ways"] = {}
     if pace is not None:
+        # With the derived values, which `asdict` leaves out.
+        advice["pace"] = pace.as_dict()
+        # A reason for the fallback means that the model could not be traced.
         traced = measured.fallback is None
         for share in given["budget"]:
             for way, saved in savings(pace, share, traced=traced).items():
@@ -127,6 +129,7 @@ def savings(pace: Pace, share: float, *, traced: bool = True) -> dict[str, float
     """
     smaller = pace.of_smaller(share)
     hidden = share * pace.full + (1 - share) * pace.step(pace.scoring)
+    # Only a model that can be traced leaves rows out of its backward pass.
     once = pace.forward + pace.backward * (smaller if traced else 1.0) + pace.optimizer
     times = {
         "fewer epochs": share * pace.full,
@@ -182,7 +185,8 @@ def comparison(
         method = share
         if not in_steps:
             method = pace.step(pace.compute * pace.of_smaller(share), share) / pace.full
-        # Winnow, its placebo, fewer epochs in the same time and smaller batches; then random samples and fewer epochs.
+        # Winnow, its placebo, fewer epochs in the same time and smaller batches take the time of the method. Random samples and
+        # fewer epochs at the same cost take a share of the time of full training.
         full += (3 + shrinks) * method + 2 * share
     epochs = SEEDS * full * given["epochs"]
     seconds = (

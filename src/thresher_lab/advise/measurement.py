@@ -236,10 +236,10 @@ class TimedTraining:
         check()
         return {"loader": loading, **times}
 
-    def _draw_samples(self, loading: float) -> list[list[Any]]:
+    def _draw_samples(self, loading_s: float) -> list[list[Any]]:
         """Returns the samples of some random batches, fewer if a batch loads slowly."""
         size = self._batch_size
-        most = int(LOADING_SECONDS / max(loading, 1e-9))
+        most = int(LOADING_SECONDS / max(loading_s, 1e-9))
         count = max(1, min(BATCHES, len(self._dataset) // size, most))
         generator = torch.Generator().manual_seed(self._seed)
         ids = torch.randperm(len(self._dataset), generator=generator)[: count * size].tolist()
@@ -292,7 +292,7 @@ class TimedTraining:
         return rounds[1:] or rounds
 
     def _measure_round(
-        self, batches: Sequence[Any], halves: Sequence[Any], loading: float
+        self, batches: Sequence[Any], halves: Sequence[Any], loading_s: float
     ) -> dict[str, Spent]:
         times = self._time_parts(batches)
         if halves:
@@ -301,9 +301,9 @@ class TimedTraining:
                 sum(part.wall for part in parts.values()), sum(part.cpu for part in parts.values())
             )
         times["scoring"] = self._time_scoring(batches)
-        times["loader"] = self._time_loader(loading)
+        times["loader"] = self._time_loader(loading_s)
         if self._training.loader.num_workers or self._device.type != "cpu":
-            times["loop"] = self._time_loader(loading, train=True)
+            times["loop"] = self._time_loader(loading_s, train=True)
         return times
 
     def _time_parts(
@@ -346,13 +346,21 @@ class TimedTraining:
         for part, mode in modes:
             part.training = mode
 
-    def _time_loader(self, loading: float, *, train: bool = False) -> Spent:
-        """Returns the mean seconds of a batch of the user's loader, after the batches that workers made ahead."""
+    def _time_loader(self, loading_s: float, *, train: bool = False) -> Spent:
+        """Returns the mean seconds of a batch of the user's loader, after the batches that workers made ahead.
+
+        Args:
+            loading_s: Seconds that a batch took to load in a typical step.
+            train: Whether each batch is trained on, as in the loop. Default: False.
+        """
         loader = self._training.loader
         iterator: Iterable[Any] = iter(loader)
-        # The first batch has the order of the epoch to draw, which takes long for many samples.
-        ahead = loader.num_workers * (loader.prefetch_factor or 0) + (loading < 1)
-        for batch in islice(iterator, min(ahead, len(loader) // 2)):
+        untimed = loader.num_workers * (loader.prefetch_factor or 0)
+        # The first batch also waits for the order of the epoch to be drawn, which is long for many samples. It is timed only if
+        # batches load so slowly that this does not matter.
+        if loading_s < 1:
+            untimed += 1
+        for batch in islice(iterator, min(untimed, len(loader) // 2)):
             self._load(batch, train=train)
         begun = self._clock()
         count = 0

@@ -65,7 +65,7 @@ CONTROLS: dict[Any, ControlKind] = {
         "dash",
         "not reached: training had ended",
     ),
-    # As many steps as full training, with smaller batches.
+    # It takes as many steps as full training, with smaller batches.
     "smaller": ControlKind(
         "smaller batches",
         "trains on smaller batches",

@@ -229,6 +229,7 @@ class Workers(Slots):
         # One process each: if it dies, no other run is lost, and the executor tells which run was.
         worker = ProcessPoolExecutor(1, self._context, _prepare_process, self._arguments)
         self._workers.append(worker)
+        # In a thread of its own, in which Ctrl-C cannot interrupt the start; see `_start_process`.
         thread = threading.Thread(target=_start_process, args=(worker,))
         thread.start()
         thread.join()

@@ -23,7 +23,7 @@ PER_SHEET = 48
 
 def write_observed(
     path: Path,
-    found: DataMap,
+    data_map: DataMap,
     *,
     task: str,
     epochs: int,
@@ -36,7 +36,7 @@ def write_observed(
 
     Args:
         path: File of the page.
-        found: The data map.
+        data_map: The data map.
         task: Name of the task.
         epochs: Number of epochs of the training.
         seed: Random seed of the training.
@@ -44,21 +44,21 @@ def write_observed(
         classes: Names of the classes. Default: they have numbers alone.
         show: Function from the id of a sample to a picture or a text. Default: the dataset is read, see `DataMap.sheet`.
     """
-    drawn = rows_to_draw(found)
+    rows = rows_to_draw(data_map)
     page = template("observed.html.jinja").render(
         task=task,
-        samples=len(found["id"]),
+        samples=len(data_map["id"]),
         epochs=epochs,
         seed=seed,
         parquet=parquet,
         code=next_steps(parquet),
-        chart=figure(found, drawn, classes).to_json() if "confidence" in found else None,
-        drawn=len(drawn),
+        chart=figure(data_map, rows, classes).to_json() if "confidence" in data_map else None,
+        drawn=len(rows),
         class_columns=CLASS_COLUMNS,
-        classes=class_rows(found, classes) if {"label", "confidence"} <= set(found) else [],
+        classes=class_rows(data_map, classes) if {"label", "confidence"} <= set(data_map) else [],
         sheets={
-            title: [_card(found, number, classes, show) for number in ids.tolist()]
-            for title, ids in ids_that_stand_out(found).items()
+            title: [_card(data_map, number, classes, show) for number in ids.tolist()]
+            for title, ids in ids_that_stand_out(data_map).items()
             if len(ids)
         },
         plotly=plotly_js(),
@@ -82,101 +82,111 @@ def next_steps(parquet: str) -> str:
     )
 
 
-def rows_to_draw(found: DataMap) -> NDArray[np.int64]:
+def rows_to_draw(data_map: DataMap) -> NDArray[np.int64]:
     """Returns the rows of samples that were seen, at most `MOST_DRAWN`, evenly spaced."""
-    rows = np.flatnonzero(found["times_seen"] > 0)
+    rows = np.flatnonzero(data_map["times_seen"] > 0)
     return rows[:: max(1, -(-len(rows) // MOST_DRAWN))]
 
 
-def figure(found: DataMap, rows: NDArray[np.int64], classes: Sequence[str] | None) -> go.Figure:
+def figure(data_map: DataMap, rows: NDArray[np.int64], classes: Sequence[str] | None) -> go.Figure:
     """Returns the data map, confidence over variability, with the ids of the samples as custom data.
 
     Args:
-        found: The data map.
-        rows: Rows of the samples that are drawn.
-        classes: Names of the classes; None where there are none.
+        data_map: The data map.
+        rows: Rows of the samples to draw.
+        classes: Names of the classes; None if they have none.
     """
-    drawn = empty_figure("variability", "confidence", height=520)
-    names = None if "label" not in found else [_name(found["label"][row], classes) for row in rows]
-    drawn.add_trace(
+    chart = empty_figure("variability", "confidence", height=520)
+    names = (
+        None
+        if "label" not in data_map
+        else [_name(data_map["label"][row], classes) for row in rows]
+    )
+    chart.add_trace(
         go.Scatter(
-            x=short(found["variability"][rows]),
-            y=short(found["confidence"][rows]),
-            customdata=found["id"][rows].tolist(),
+            x=short(data_map["variability"][rows]),
+            y=short(data_map["confidence"][rows]),
+            customdata=data_map["id"][rows].tolist(),
             text=names,
             mode="markers",
             marker={
                 "size": 5,
                 "opacity": 0.7,
-                "color": found["forgetting"][rows].tolist(),
+                "color": data_map["forgetting"][rows].tolist(),
                 "colorscale": "Viridis",
                 "colorbar": {"title": "forgotten"},
             },
             hovertemplate="sample %{customdata}, %{text}<br>confidence %{y}, variability %{x}<extra></extra>",
         )
     )
-    return drawn.update_layout(dragmode="select", showlegend=False)
+    return chart.update_layout(dragmode="select", showlegend=False)
 
 
 def write_review(
-    path: Path, found: DataMap, *, classes: Sequence[str] | None, show: Callable[[int], Any] | None
+    path: Path,
+    data_map: DataMap,
+    *,
+    classes: Sequence[str] | None,
+    show: Callable[[int], Any] | None,
 ) -> None:
-    """Writes a page on which a person says which labels are wrong; `DataMap.precision` reads the answers.
+    """Writes a page on which a person marks the wrong labels; `DataMap.precision` reads the answers.
 
     Args:
         path: The file.
-        found: The data map.
-        classes: Names of the classes; None where there are none.
+        data_map: The data map.
+        classes: Names of the classes; None if they have none.
         show: See `write_observed`.
     """
-    drawn = found.review()
-    cards = [_card(found, number, classes, show) for number in drawn["id"].tolist()]
-    title = f"{len(cards)} of {len(found['id']):,} samples, spread over the ranking"
-    write_sheet(path, title, cards, drawn["rank"].tolist())
+    review = data_map.review()
+    cards = [_card(data_map, number, classes, show) for number in review["id"].tolist()]
+    title = f"{len(cards)} of {len(data_map['id']):,} samples, spread over the ranking"
+    write_sheet(path, title, cards, review["rank"].tolist())
 
 
-def ids_that_stand_out(found: DataMap) -> dict[str, NDArray[np.int64]]:
+def ids_that_stand_out(data_map: DataMap) -> dict[str, NDArray[np.int64]]:
     """Returns the ids of samples that stand out, by what they have in common."""
-    held = {"The likeliest wrong labels": found.suspects(PER_SHEET)}
-    if "label" in found:
-        held["The likeliest wrong labels of each class"] = found.suspects(PER_SHEET, by_class=True)
-    seen = np.flatnonzero(found["times_seen"] > 0)
-    spread = found["variability"] if "variability" in found else found["loss_spread"]
+    groups = {"The likeliest wrong labels": data_map.suspects(PER_SHEET)}
+    if "label" in data_map:
+        groups["The likeliest wrong labels of each class"] = data_map.suspects(
+            PER_SHEET, by_class=True
+        )
+    seen = np.flatnonzero(data_map["times_seen"] > 0)
+    spread = data_map["variability"] if "variability" in data_map else data_map["loss_spread"]
     for title, values in (
         ("The network changes its mind", -spread),
-        ("The easiest", found["suspicion"]),
+        ("The easiest", data_map["suspicion"]),
     ):
         rows = seen[np.argsort(values[seen], kind="stable")[:PER_SHEET]]
-        held[title] = found["id"][rows]
-    return held
+        groups[title] = data_map["id"][rows]
+    return groups
 
 
 CLASS_COLUMNS = ("samples", "confidence", "variability", "forgotten", "last wrong, %")
 
 
-def class_rows(found: DataMap, classes: Sequence[str] | None) -> list[tuple[str, list[str]]]:
+def class_rows(data_map: DataMap, classes: Sequence[str] | None) -> list[tuple[str, list[str]]]:
     """Returns for each class its name, and the cells of `CLASS_COLUMNS`: the least confident class first.
 
     Args:
-        found: The data map, with labels and confidence.
-        classes: Names of the classes; None where there are none.
+        data_map: The data map, with labels and confidence.
+        classes: Names of the classes; None if they have none.
     """
 
     def mean(values: NDArray[Any]) -> float:
         return float(np.nanmean(values))
 
     rows = []
-    for label in np.unique(found["label"]):
-        rows_of_class = (found["label"] == label) & (found["times_seen"] > 0)
+    for label in np.unique(data_map["label"]):
+        rows_of_class = (data_map["label"] == label) & (data_map["times_seen"] > 0)
         if not rows_of_class.any():
             continue
-        confidence = mean(found["confidence"][rows_of_class])
+        confidence = mean(data_map["confidence"][rows_of_class])
         cells = [
             f"{rows_of_class.sum():,}",
             f"{confidence:.3f}",
-            f"{mean(found['variability'][rows_of_class]):.3f}",
-            f"{mean(found['forgetting'][rows_of_class]):.2f}",
-            f"{100 * mean(found['learned_at'][rows_of_class] == 0):.1f}",
+            f"{mean(data_map['variability'][rows_of_class]):.3f}",
+            f"{mean(data_map['forgetting'][rows_of_class]):.2f}",
+            f"{100 * mean(data_map['learned_at'][rows_of_class] == 0):.1f}",
         ]
         rows.append((confidence, _name(label, classes), cells))
     return [(name, cells) for _, name, cells in sorted(rows)]
@@ -186,10 +196,10 @@ def _name(label: Any, classes: Sequence[str] | None) -> str:
     return label if isinstance(label, str) else class_name(int(label), classes)
 
 
-def _card(found: DataMap, number: int, classes: Sequence[str] | None, show: Any) -> Any:
+def _card(data_map: DataMap, number: int, classes: Sequence[str] | None, show: Any) -> Any:
     """Returns the card of a sample; if it cannot be shown, the error is its text."""
     try:
-        return found.card(number, classes=classes, show=show)
+        return data_map.card(number, classes=classes, show=show)
     except Exception as error:  # of `show` or the dataset, which are the user's
         message = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
-        return found.card(number, classes=classes, show=lambda _: message)
+        return data_map.card(number, classes=classes, show=lambda _: message)

@@ -32,7 +32,8 @@ def at_full_size(
     """Returns a table or figure with the parts that a recipe stands for, at the size of the recipe.
 
     The rows of these parts are trained with the network, the data, the epochs and the schedules of the recipe. A row of the
-    recipe's own method has the settings of the recipe, where the row gives none. Claims about other parts are left out.
+    recipe's own method takes those settings from the recipe that it does not give itself, see `with_settings_of`. Claims about
+    other parts are left out.
 
     Args:
         artefact: The table or figure.
@@ -157,22 +158,22 @@ def _at_its_size(part: ArtefactPart, name: str) -> ArtefactPart:
 
 
 def plan(artefact: Artefact, recipe: str) -> str:
-    """Returns what a table or figure would train at full size, from the recipe alone: the command, and below what it takes.
+    """Returns the command that trains a table or figure at full size, and a line on what it takes.
 
-    Hours are as if each run took as long as full training on the hardware of the source.
+    The hours assume that each run takes as long as full training does on the hardware of the recipe's source.
 
     Args:
         artefact: The table or figure.
         recipe: Name of one of its recipes.
     """
-    found = at_full_size(artefact, recipe)
+    full = at_full_size(artefact, recipe)
     settings = RecipeTask.of(recipe).settings
-    runs = len(found.seeds) * sum(
-        1 + len(part.rows) * (1 + len(part.controls)) for part in found.parts
+    runs = len(full.seeds) * sum(
+        1 + len(part.rows) * (1 + len(part.controls)) for part in full.parts
     )
     models = sum(
-        part.scores[1] * (len(found.seeds) if part.score_sets else 1)
-        for part in found.parts
+        part.scores[1] * (len(full.seeds) if part.score_sets else 1)
+        for part in full.parts
         if part.scores
     )
     scores = f", {models} models of {EL2N_MODELS[2]} epochs for scores" if models else ""
@@ -181,30 +182,34 @@ def plan(artefact: Artefact, recipe: str) -> str:
     if hours >= 10:
         time = f"about {hours:,.0f} h"
     taken = f"{settings.data.name}: {runs} runs of {settings.epochs} epochs{scores}; {time}, {settings.hardware}"
-    return f"{found.command}\n    {taken}"
+    return f"{full.command}\n    {taken}"
 
 
 def with_settings_of(recipe_method: str, text: str) -> str:
-    """Returns a method with the settings of a recipe that it does not give, if it is the recipe's method.
+    """Completes the method of a row with settings of the recipe, if both are the same method.
+
+    Settings that the row gives are kept. `COMPARED_SETTINGS` are not completed.
 
     Args:
         recipe_method: Method of the recipe, in the form of the command line.
-        text: Method of a row.
+        text: Method of the row, in the same form.
+
+    Returns:
+        The completed method; `text` itself if it is another method, or if one of the two is a composition.
 
     Example:
         >>> with_settings_of("kakurenbo:max_fraction=0.3:warmup_epochs=5", "kakurenbo:max_fraction=0.4:adjust_lr=false")
         'kakurenbo:max_fraction=0.4:adjust_lr=false:warmup_epochs=5'
     """
-    name, *settings = text.split(":")
+    name, *row_settings = text.split(":")
     recipe_spec: Any = parse_methods(recipe_method)[0]
     if isinstance(recipe_spec, Composition) or "+" in text or recipe_spec.name != name:
         return text
-    _, *others = recipe_method.split(":")
-    named = {setting.partition("=")[0] for setting in settings}
-    return ":".join(
-        [text, *(setting for setting in others if setting.partition("=")[0] not in named | CHOICES)]
-    )
+    _, *recipe_settings = recipe_method.split(":")
+    kept = COMPARED_SETTINGS | {setting.partition("=")[0] for setting in row_settings}
+    added = [setting for setting in recipe_settings if setting.partition("=")[0] not in kept]
+    return ":".join([text, *added])
 
 
-CHOICES = {"keep", "beta", "forward_passes", "drop_top"}
-"""Settings in which the rows of a table differ, so that a row without one has the method's default."""
+COMPARED_SETTINGS = {"keep", "beta", "forward_passes", "drop_top"}
+"""Settings in which the rows of a table differ. A row without one means the default of the method, not that of the recipe."""

@@ -162,26 +162,29 @@ class Script:
                 "one, in one process per run; the others take a function "
                 "(seed), as `thresher init` writes it"
             )
-        where = f"{self._line_of(data)}: {self.function}(seed) must return"
-        _check_takes_seed(data, where)
-        parts = _by_name(data(seed), where)
+        # Messages begin with the call, such as "train.py, line 3: build(seed)".
+        call = f"{self._line_of(data)}: {self.function}(seed)"
+        _check_takes_seed(data, call)
+        parts = _by_name(data(seed), call)
         for name, value in parts.items():
             kind = (RETURN_TYPES | OPTIONAL_TYPES)[name]
             if not (callable(value) if kind is None else isinstance(value, kind)):
                 wanted = IN_WORDS.get(name) or (
                     "something that can be called" if kind is None else f"a torch {kind.__name__}"
                 )
-                raise ValueError(f"{where} {wanted} as {name}; got {type(value).__name__}")
+                raise ValueError(
+                    f"{call} must return {wanted} as {name}; got {type(value).__name__}"
+                )
         loader = parts.pop("data")
         if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
             raise ValueError(
-                f"{where} data over a dataset with a length: what a run costs is counted in shares of it"
+                f"{call} must return data over a dataset with a length: what a run costs is counted in shares of it"
             )
-        _check_new(parts["model"], where)
-        _warn_of_order(loader, where)
-        _check_metric(parts.get("metric", "metric"), where)
+        _check_new(parts["model"], call)
+        _warn_of_order(loader, call)
+        _check_metric(parts.get("metric", "metric"), call)
         if "classes" in parts:
-            _check_classes(parts["classes"], class_labels(loader.dataset), where)
+            _check_classes(parts["classes"], class_labels(loader.dataset), call)
         if "show" in parts and len(loader.dataset):
             self._check_show(parts["show"])
         return Training(loader=loader, **parts)
@@ -239,27 +242,32 @@ def errors_placed(task: Any) -> AbstractContextManager[None]:
     return task.errors_placed() if isinstance(task, Script) else nullcontext()
 
 
-def _by_name(made: Any, where: str) -> dict[str, Any]:
-    """Returns what a function returned by name; a tuple has no more than a schedule after what is needed."""
+def _by_name(returned: Any, call: str) -> dict[str, Any]:
+    """Names the objects that a function returned: those of a tuple by their order, of which only the schedule is optional."""
     needed = [*RETURN_TYPES]
     in_order = [*RETURN_TYPES, "schedule"]
-    if isinstance(made, tuple) and len(cast(tuple[Any, ...], made)) in (len(needed), len(in_order)):
-        return dict(zip(in_order, cast(tuple[Any, ...], made), strict=False))
-    if not isinstance(made, dict):
+    if isinstance(returned, tuple) and len(cast(tuple[Any, ...], returned)) in (
+        len(needed),
+        len(in_order),
+    ):
+        return dict(zip(in_order, cast(tuple[Any, ...], returned), strict=False))
+    if not isinstance(returned, dict):
         got = (
-            f"{len(cast(tuple[Any, ...], made))} of them"
-            if isinstance(made, tuple)
-            else type(made).__name__
+            f"{len(cast(tuple[Any, ...], returned))} of them"
+            if isinstance(returned, tuple)
+            else type(returned).__name__
         )
         raise ValueError(
-            f"{where} a tuple of {', '.join(needed)} and, if wanted, schedule, or a dict with these names; got {got}"
+            f"{call} must return a tuple of {', '.join(needed)} and, if wanted, schedule, or a dict with these names; got {got}"
         )
-    named = cast(dict[Any, Any], made)
+    named = cast(dict[Any, Any], returned)
     also = f"{', '.join(needed)} and, if wanted, {', '.join(OPTIONAL_TYPES)}"
     if missing := [name for name in needed if name not in named]:
-        raise ValueError(f"{where} a dict with {also}; got one without {' and '.join(missing)}")
+        raise ValueError(
+            f"{call} must return a dict with {also}; got one without {' and '.join(missing)}"
+        )
     if unknown := [name for name in named if name not in RETURN_TYPES | OPTIONAL_TYPES]:
-        raise ValueError(f"{where} a dict with {also}; got {unknown[0]!r}, too")
+        raise ValueError(f"{call} must return a dict with {also}; got {unknown[0]!r}, too")
     return dict(named)
 
 
@@ -267,50 +275,50 @@ _MODELS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 """Models that functions of scripts have returned in this process, by their address."""
 
 
-def _check_takes_seed(function: Callable[..., Any], where: str) -> None:
+def _check_takes_seed(function: Callable[..., Any], call: str) -> None:
     """Raises ValueError unless the function can be called with a seed."""
     try:
         inspect.signature(function).bind(0)
     except TypeError:
         raise ValueError(
-            f"{where.partition('(seed)')[0]} must take one argument, the seed"
+            f"{call.removesuffix('(seed)')} must take one argument, the seed"
         ) from None
 
 
-def _check_new(model: nn.Module, where: str) -> None:
-    """Raises ValueError where an earlier call returned the same model, which is trained by now."""
+def _check_new(model: nn.Module, call: str) -> None:
+    """Raises ValueError if an earlier call returned the same model, which may be trained by now; remembers the model."""
     if _MODELS.get(id(model)) is model:
         raise ValueError(
-            f"{where} a new model from each call; got the one of an earlier call, which may be trained already: make it "
+            f"{call} must return a new model from each call; got the one of an earlier call, which may be trained already: make it "
             "inside the function"
         )
     _MODELS[id(model)] = model
 
 
-def _warn_of_order(loader: DataLoader[Any], where: str) -> None:
+def _warn_of_order(loader: DataLoader[Any], call: str) -> None:
     """Warns of a loader that yields the samples in the order of the dataset."""
     if loader.batch_size and isinstance(loader.sampler, SequentialSampler):
         warnings.warn(
-            f"the loader of {where.partition(' must')[0]} does not shuffle: every epoch has the order of the dataset, in which "
+            f"the loader of {call} does not shuffle: every epoch has the order of the dataset, in which "
             "neighbours are often alike. Give it shuffle=True, or its results say little about a usual training.",
             stacklevel=3,
         )
 
 
-def _check_metric(metric: str, where: str) -> None:
+def _check_metric(metric: str, call: str) -> None:
     """Raises ValueError unless the name is a short line that no other value of an epoch has."""
     if not metric.strip() or len(metric) > LONGEST_NAME or not metric.isprintable():
         raise ValueError(
-            f"{where} a line of 1 to {LONGEST_NAME} characters as metric; got {metric!r:.80}"
+            f"{call} must return a line of 1 to {LONGEST_NAME} characters as metric; got {metric!r:.80}"
         )
     if metric in TAKEN_NAMES or metric.startswith(TAKEN_BEGINNINGS):
         raise ValueError(
-            f"{where} a metric with a name of its own; {metric!r} is another number of each epoch"
+            f"{call} must return a metric with a name of its own; {metric!r} is another number of each epoch"
         )
 
 
-def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, where: str) -> None:
-    """Raises ValueError unless every class of the data has a name of its own; warns where the data does not tell classes."""
+def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, call: str) -> None:
+    """Raises ValueError unless every class of the data has a name of its own; warns if the data has no class of each sample."""
     seen: set[str] = set()
     for number, name in enumerate(classes):
         if (
@@ -320,22 +328,22 @@ def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, whe
             or not name.isprintable()
         ):
             raise ValueError(
-                f"{where} names of 1 to {LONGEST_NAME} characters as classes; class {number} has {name!r:.80}"
+                f"{call} must return names of 1 to {LONGEST_NAME} characters as classes; class {number} has {name!r:.80}"
             )
         if name in seen:
             raise ValueError(
-                f"{where} another name for each class as classes; {name!r} comes twice"
+                f"{call} must return another name for each class as classes; {name!r} comes twice"
             )
         seen.add(name)
     if labels is None:
         warnings.warn(
-            f"the names in `classes` cannot be shown, and batches not stratified: the dataset of {where.partition(' must')[0]} "
+            f"the names in `classes` cannot be shown, and batches not stratified: the dataset of {call} "
             "holds no class of each sample. Give its class the attribute `targets`, a list or tensor of whole numbers from 0.",
             stacklevel=3,
         )
     elif labels.max() >= len(classes):
         raise ValueError(
-            f"{where} the names of all classes as classes; got {len(classes)}, and the data has labels up to {labels.max()}"
+            f"{call} must return the names of all classes as classes; got {len(classes)}, and the data has labels up to {labels.max()}"
         )
 
 

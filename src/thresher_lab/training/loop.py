@@ -211,10 +211,10 @@ class Clock:
 class Session:
     """One run in progress: the prepared model, the attached method, the clock, and the history so far.
 
-    Several processes make it together, each with its part of every batch.
+    Several processes train together, each on its part of every batch.
 
     Args:
-        accelerator: Accelerator that decides about device and precision.
+        accelerator: Accelerator that sets device and precision.
         training: Objects to train with.
         spec: Method to attach.
         seed: Random seed of the method.
@@ -255,17 +255,8 @@ class Session:
             accelerator, self.model, training.criterion, batch_size * training.accumulate
         )
         self.length = Length(share, epochs, self.samples, batch_size)
-        self.run = thresher.attach(
-            spec.create(),
-            loader=self.loader,
-            criterion=training.criterion,
-            model=self.model,
-            optimizer=self.optimizer,
-            epochs=len(self.length.steps),
-            seed=seed,
-            forward=training.forward,
-            **spec.attachment(),
-        )
+        self.run = self._attach(spec, seed)
+        # So far, only the passes that compute scores before training are counted.
         self._scores = {
             "scores_forward": self.run.cost.forward,
             "scores_backward": self.run.cost.backward,
@@ -277,21 +268,33 @@ class Session:
         )
         self.clock = Clock()
         self.recording = Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
-        # Which needs no Thresher: its times are those of a plain loop.
+        # Full training would need no Thresher, so its times are those of a plain loop: `train` takes out Thresher's own work.
         self._is_plain = spec.name == "full"
         self.memory = StepMemory(accelerator.device)
         self.entries: list[dict[str, Any]] = []
+        # With the same seed, dropout would leave out the same units in all processes.
         if own_rank():
-            torch.manual_seed(
-                seed + BETWEEN_SEEDS * own_rank()
-            )  # or dropout would leave out the same units in all processes
+            torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())
+
+    def _attach(self, spec: Spec, seed: int) -> thresher.Run:
+        return thresher.attach(
+            spec.create(),
+            loader=self.loader,
+            criterion=self.training.criterion,
+            model=self.model,
+            optimizer=self.optimizer,
+            epochs=len(self.length.steps),
+            seed=seed,
+            forward=self.training.forward,
+            **spec.attachment(),
+        )
 
     def train(self, checkpoint: Checkpoint | None, progress: EpochCallback | None) -> None:
         """Trains all epochs that the checkpoint, if there is one, does not contain."""
         parts = self._parts()
-        own = {"run": self.run, "clock": self.clock}
+        parts_of_process = {"run": self.run, "clock": self.clock}
         if checkpoint is not None:
-            self.entries = checkpoint.load(parts, own).get("entries", [])
+            self.entries = checkpoint.load(parts, parts_of_process).get("entries", [])
         for epoch, steps in islice(enumerate(self.length.steps), len(self.entries), None):
             with self.clock.running():
                 self._train_epoch(epoch, steps)
@@ -301,7 +304,7 @@ class Session:
                 )
             metric = self._end_epoch(epoch)
             if checkpoint is not None:
-                checkpoint.save(parts, own, entries=self.entries)
+                checkpoint.save(parts, parts_of_process, entries=self.entries)
             if progress is not None:
                 progress(epoch + 1, metric)
 
@@ -560,7 +563,7 @@ def outcome_of(
 
 
 def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) -> None:
-    """Makes the objects of a run, attaches the method, and lets go of them: what cannot be trained is refused before all else.
+    """Sets up a run and closes it again, so that a comparison refuses what cannot be trained before it trains anything.
 
     Args:
         task: Task to train.
@@ -573,14 +576,16 @@ def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) 
         ValueError: The training or the method is refused.
     """
     torch.manual_seed(seed)
-    settings: dict[str, Any] = {
-        "seed": seed,
-        "epochs": epochs,
-        "share": 1.0,
-        "rate": 1.0,
-        "epochs_in": None,
-    }
-    Session(_accelerator(None, None, "", spec), task.training(data, seed), spec, **settings).close()
+    Session(
+        _accelerator(None, None, "", spec),
+        task.training(data, seed),
+        spec,
+        seed=seed,
+        epochs=epochs,
+        share=1.0,
+        rate=1.0,
+        epochs_in=None,
+    ).close()
 
 
 def train_on_all(
