@@ -242,11 +242,11 @@ def _check_refill(trainer: Any, cap: float) -> None:
         )
 
 
-Base: Any = object
+_Base: Any = object
 """Base class of the wrappers, which call the methods of the trainer by `super`."""
 
 
-class Selection(Base):
+class Selection(_Base):
     """Wrappers of methods of a GRPOTrainer, which `attach` installs."""
 
     _policy: Any

@@ -19,14 +19,14 @@ from thresher.run.learning_rate import PacedLR
 from thresher.run.run import Run
 from thresher.run.trainers import Integration
 
-INTEGRATION = Integration(
+LIGHTNING_TRAINER = Integration(
     "thresher.lightning.Selection",
     "Lightning",
     "Lightning needs the number of batches to know when to validate and when accumulation ends. Use shuffle=True, or "
     "forward_passes='once' for a method that chooses within a batch.",
     "Use shuffle=True.",
 )
-not_supported = INTEGRATION.not_supported
+not_supported = LIGHTNING_TRAINER.not_supported
 
 
 class EpochBatches(OfUser):
@@ -60,7 +60,7 @@ class EpochBatches(OfUser):
 
     def _begin(self) -> Iterator[Any]:
         batches = iter(self._user)
-        self._length = INTEGRATION.batches_in_epoch(self._user)
+        self._length = LIGHTNING_TRAINER.batches_in_epoch(self._user)
         self._begins(self._length)
         return batches
 
@@ -472,7 +472,7 @@ class Selection(Callback):
             **members,
             **self.settings,
         )
-        INTEGRATION.check_length(run)
+        LIGHTNING_TRAINER.check_length(run)
         self._stand_ins.put(pl_module, "thresher", run)
         if isinstance(self.criterion, str):
             self._stand_ins.put(
@@ -556,7 +556,7 @@ class Selection(Callback):
             config.scheduler.load_state_dict(
                 state if pace is None else {"scheduler": state, **pace}
             )
-        INTEGRATION.check_processes(
+        LIGHTNING_TRAINER.check_processes(
             "the checkpoint", len(self._saved["run"]["ranks"]), trainer.world_size
         )
         run.load_state_dict(self._saved["run"])

@@ -17,14 +17,14 @@ PAIR_TRAINERS = frozenset({"DPOTrainer", "RewardTrainer"})
 """Trainers of TRL that learn from pairs of answers, with a loss of each pair."""
 
 
-INTEGRATION = Integration(
+TRANSFORMERS_TRAINER = Integration(
     "thresher.transformers.Selection",
     "Trainer",
     "Trainer needs the number of batches to know when accumulation ends. Use the sampler of Trainer itself; or, for a method "
     "that chooses within a batch, a fixed `keep` or, except in SFTTrainer, forward_passes='once'.",
     "Use the sampler of Trainer itself.",
 )
-unsupported = INTEGRATION.not_supported
+unsupported = TRANSFORMERS_TRAINER.not_supported
 
 
 def check_settings_of(trainer: Any) -> None:

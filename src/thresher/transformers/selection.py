@@ -27,8 +27,8 @@ from thresher.run.learning_rate import PacedLR
 from thresher.run.run import Run
 from thresher.run.trainers import TrainerRun, trl_class
 from thresher.transformers.checks import (
-    INTEGRATION,
     PAIR_TRAINERS,
+    TRANSFORMERS_TRAINER,
     check_chooses_before,
     check_has_ids,
     check_labels_of_rows,
@@ -371,7 +371,7 @@ class Selection(Base):
         self._trains = True
         if self._tokens is not None:
             self._tokens.begin(self.model, self.args.device)
-        INTEGRATION.check_length(run)
+        TRANSFORMERS_TRAINER.check_length(run)
         self._pace(run, max_steps)
         self._done = 0
         if self._saved is not None:
@@ -384,7 +384,7 @@ class Selection(Base):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Runs an epoch with as many batches as its plan has, or the rest of the batches of an interrupted epoch."""
         if self._trains:
-            self._length = INTEGRATION.batches_in_epoch(self.run.loader)
+            self._length = TRANSFORMERS_TRAINER.batches_in_epoch(self.run.loader)
             steps = self._length - self._done
             kwargs["steps_in_epoch"] = steps
             kwargs["num_update_steps_per_epoch"] = math.ceil(
@@ -584,7 +584,7 @@ class Selection(Base):
                 "the weights with from_pretrained, and call train() without resume_from_checkpoint."
             )
         state = torch.load(file, weights_only=True, map_location="cpu")
-        INTEGRATION.check_processes(checkpoint, state["processes"], self.args.world_size)
+        TRANSFORMERS_TRAINER.check_processes(checkpoint, state["processes"], self.args.world_size)
         return state
 
     def _epochs_of(self, loader: Any) -> int:

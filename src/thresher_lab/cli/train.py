@@ -1,8 +1,6 @@
 """`thresher train`: trains a recipe at full size, or tries it out in seconds."""
 
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -72,15 +70,19 @@ def train(
     )
     task = named.batched(batch_size, accumulate)
     spec = task.spec(method)
-    says: Callable[[str], None] = (lambda _: None) if quiet else partial(typer.echo, err=True)
+
+    def report(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
     if note := rate_note(named.settings, task.settings):
         typer.echo(note, err=True)  # also with --quiet: it is no progress
-    says(f"{task.settings.title}: {spec.label}, {task.epochs} epochs")
+    report(f"{task.settings.title}: {spec.label}, {task.epochs} epochs")
     if (out / CHECKPOINT).is_file():
-        says(f"continues from {out / CHECKPOINT}")
+        report(f"continues from {out / CHECKPOINT}")
 
     def print_epoch(done: int, metric: float) -> None:
-        says(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}")
+        report(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}")
 
     results = run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)
     metric = results["runs"][0]["metric"]
