@@ -9,6 +9,7 @@ from operator import is_
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from thresher.frozen.keys import row_keys
-from thresher.frozen.store import FileRows, MemoryRows
+from thresher.frozen.store import FileRows, MemoryRows, lock
 from thresher.trees import own_attributes
 from thresher.warning import warn
 
@@ -53,6 +54,9 @@ class OutputLayout:
             self._parts.append((output.shape[1:], output.dtype, stored, output.device))
         self.size = sum(self._sizes())
         """Number of bytes of a row."""
+        about = repr([str(spec), *(part[:3] for part in self._parts)])
+        self.name = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+        """Checksum of the structure, the shapes and the types."""
 
     def _sizes(self) -> list[int]:
         return [shape.numel() * stored.itemsize for shape, _, stored, _ in self._parts]
@@ -93,6 +97,11 @@ class Group:
         self.name = name
         self.layout: OutputLayout | None = None
         self.rows: MemoryRows | FileRows | None = None
+
+    def open_files(self, folder: Path) -> FileRows:
+        """Opens or creates the files of the rows; outputs of another layout have other files."""
+        assert self.layout is not None
+        return FileRows(folder / f"{self.name}-{self.layout.name}", self.layout.size)
 
 
 class Usefulness:
@@ -180,6 +189,7 @@ class Cached(nn.Module):
         self.misses = 0
         self._memory = memory
         self._path = None if path is None else Path(path)
+        self._locked = False
         self._dtype = dtype
         self._remember = remember
         self._usefulness = Usefulness(type(module).__name__, epoch, samples)
@@ -322,7 +332,9 @@ class Cached(nn.Module):
 
     def _claim(self, path: Path) -> None:
         """Makes the folder one of this module: removes the files of another module or of other weights."""
-        path.mkdir(parents=True, exist_ok=True)
+        if not self._locked:
+            finalize(self, lock(path).close)
+            self._locked = True
         owner_file = path / "module.json"
         owner = {"module": _checksum(self.module), "dtype": str(self._dtype)}
         try:
@@ -453,20 +465,20 @@ class Cached(nn.Module):
     ) -> None:
         """Opens the files of a group if an earlier process has written them."""
         assert self._path is not None
-        if (self._path / f"{name}.keys").exists():
+        if any(self._path.glob(f"{name}-*.keys")):
             # One row shows how its bytes are to be read.
             outputs, structure = self._compute(_take(leaves, places, [0]), spec, 1)
             group.layout = OutputLayout(outputs, structure, self._dtype)
-            group.rows = FileRows(self._path / name, group.layout.size)
+            group.rows = group.open_files(self._path)
+            # One of the first rows that are read is computed again: the module may have other code than the earlier process.
+            self._unchecked += CHECKED
 
     def _store(self, group: Group, keys: list[bytes], outputs: list[Tensor]) -> None:
         layout = group.layout
         assert layout is not None
         if group.rows is None:
             group.rows = (
-                MemoryRows(layout.size)
-                if self._path is None
-                else FileRows(self._path / group.name, layout.size)
+                MemoryRows(layout.size) if self._path is None else group.open_files(self._path)
             )
         rows = layout.pack([part[: len(keys)] for part in outputs])
         # A row may come twice in a batch.
@@ -556,11 +568,10 @@ def _close(one: Tensor, other: Tensor, rounding: float) -> bool:
 def _checksum(module: nn.Module) -> str:
     """Returns a checksum of the class of a module, its parameters and its buffers."""
     digest = hashlib.blake2b(repr(module).encode(), digest_size=16)
-    for name, value in module.state_dict(keep_vars=True).items():
-        if isinstance(value, Tensor):
-            content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(content.numpy().data)
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(content.numpy().data)
     return digest.hexdigest()
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,30 @@ KEY_BYTES = 16
 """Number of bytes of a key."""
 FIRST = 64
 """Number of rows that memory is reserved for at first."""
+
+
+def lock(folder: Path) -> BinaryIO:
+    """Keeps others from using a folder until the returned file is closed, or the process ends.
+
+    Args:
+        folder: The folder; it is created if needed.
+
+    Raises:
+        RuntimeError: Another process, or another cached module, uses the folder.
+
+    Example:
+        >>> lock(Path("rows")).close()
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise RuntimeError(
+            f"cached: {folder} is in use by another process or another cached module. Give each of them a `path` of its own."
+        ) from None
+    return file
 
 
 class MemoryRows:
@@ -62,9 +87,6 @@ class FileRows:
     Args:
         path: Path of the files without their suffix.
         size: Number of bytes of a row.
-
-    Raises:
-        RuntimeError: Another process has opened the files.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -75,14 +97,6 @@ class FileRows:
             file.touch()
         self._rows_file = self._rows_path.open("r+b", buffering=0)
         self._keys_file = keys_path.open("r+b", buffering=0)
-        try:
-            fcntl.flock(self._keys_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise RuntimeError(
-                f"cached: {path.parent} is in use by another process or another cached module. Give each of them a `path` of "
-                "its own."
-            ) from None
         whole = keys_path.stat().st_size // KEY_BYTES
         if size:
             whole = min(whole, self._rows_path.stat().st_size // size)

@@ -381,6 +381,58 @@ def test_files_in_use(tmp_path):
         thresher.cached(frozen(), path=tmp_path)(rows())
 
 
+def test_files_in_use_are_not_removed_for_another_module(tmp_path):
+    x = rows()
+    module = frozen()
+    first = thresher.cached(module, path=tmp_path)
+    y = first(x)
+    with pytest.raises(RuntimeError, match="in use by another process or another cached module"):
+        thresher.cached(frozen(seed=3), path=tmp_path)(x.flip(0))
+    assert torch.equal(first(x), y) and first.hits == N
+
+
+class Temperature(nn.Module):
+    """A module with a factor that its state_dict does not have."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.register_buffer("temperature", torch.tensor(temperature), persistent=False)
+
+    def forward(self, x):
+        return x / self.temperature
+
+
+def test_files_of_other_buffers_are_removed(tmp_path):
+    x = rows()
+    first = thresher.cached(Temperature(1.0).eval(), path=tmp_path)
+    first(x)
+    del first
+    second = thresher.cached(Temperature(3.0).eval(), path=tmp_path)
+    with pytest.warns(UserWarning, match="outputs of another module"):
+        y = second(x)
+    assert torch.equal(y, x / 3)
+
+
+def test_files_of_a_module_that_computes_other_values(tmp_path):
+    """Neither the weights nor the name of the module show it."""
+    x = rows()
+    first = thresher.cached(other(lambda x: x * 2), path=tmp_path)
+    first(x)
+    del first
+    with pytest.raises(RuntimeError, match=r"was stored.*forget\(\)"):
+        thresher.cached(other(lambda x: x * 3), path=tmp_path)(x)
+
+
+@pytest.mark.parametrize("function", [lambda x: x[:, :2], lambda x: (x * 9).long()[:, :3]])
+def test_files_of_outputs_with_another_layout_are_not_read(tmp_path, function):
+    x = rows()
+    first = thresher.cached(other(lambda x: x), path=tmp_path)
+    first(x)
+    del first
+    second = thresher.cached(other(function), path=tmp_path)
+    assert torch.equal(second(x), function(x)) and second.misses == N
+
+
 @given(st.lists(st.integers(1, 5), max_size=6), st.integers(0, 16), st.integers(0, 9))
 def test_a_kill_leaves_whole_rows_only(tmp_path_factory, sizes, keys_lost, bytes_lost):
     path = tmp_path_factory.mktemp("rows") / "group"
