@@ -70,7 +70,12 @@ class OutputLayout:
         """Returns the bytes of each row, shape (n, size), uint8."""
         blocks = []
         for output, (_, _, stored, _) in zip(outputs, self._parts, strict=True):
-            rows = output.detach().to(stored).cpu().contiguous().reshape(len(output), -1)
+            rounded = output.detach().to(stored)
+            if stored != output.dtype and bool((rounded.isinf() & output.isfinite()).any()):
+                raise ValueError(
+                    f"cached: an output is too large for {stored}. Pass dtype=torch.bfloat16, or no `dtype`."
+                )
+            rows = rounded.cpu().contiguous().reshape(len(output), -1)
             blocks.append(rows.view(torch.uint8).numpy())
         return np.concatenate(blocks, axis=1)
 
@@ -604,7 +609,7 @@ def cached(
     Raises:
         TypeError: An argument of a call is neither a tensor nor a plain value.
         ValueError: A parameter requires gradients, the module or a part of it is in training mode, or outputs do not have the
-            rows in their first dimension or depend on the other rows.
+            rows in their first dimension, depend on the other rows or are too large for `dtype`.
         RuntimeError: A row that was computed again has other outputs than those that are stored, or `path` is in use.
 
     Example:

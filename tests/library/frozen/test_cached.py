@@ -146,6 +146,15 @@ def test_fewer_bytes():
         cached(x)
 
 
+def test_values_too_large_for_fewer_bytes_are_refused():
+    cached = thresher.cached(other(lambda x: x * 1e6), dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"too large for torch.float16.*torch.bfloat16"):
+        cached(rows())
+    # An infinity of the module's own is no overflow.
+    infinite = thresher.cached(other(lambda x: x / 0), dtype=torch.float16)
+    assert infinite(rows()).isinf().all()
+
+
 def test_attributes_copies_and_compiled_models():
     module = frozen()
     module.config = "as the module has it"
