@@ -319,10 +319,8 @@ class Cached(nn.Module):
         """Forgets everything if a parameter or buffer was changed."""
         # The tensors are held: a new one could otherwise lie at the address of one that is gone.
         tensors = [*self.module.parameters(), *self.module.buffers()]
-        stamp = [
-            (id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-            for tensor in tensors
-        ]
+        addresses = [(id(tensor), tensor.data_ptr()) for tensor in tensors]
+        stamp = [*zip(addresses, _versions(tensors), strict=True)]
         if self._stamp is not None and stamp == self._stamp[0]:
             return
         if self._groups:
@@ -427,9 +425,15 @@ class Cached(nn.Module):
     def _compute(self, leaves: list[Any], spec: Any, n: int) -> tuple[list[Tensor], Any]:
         """Calls the module, and returns the tensors of its outputs and their structure."""
         args, kwargs = pytree.tree_unflatten(leaves, spec)
+        versions = _versions(leaves)
         began = perf_counter()
         with torch.no_grad():
             outputs, structure = pytree.tree_flatten(self.module(*args, **kwargs))
+        if _versions(leaves) != versions:
+            raise ValueError(
+                f"cached: {type(self.module).__name__} changes its inputs in place, which does not happen for rows that are read. "
+                "Cache a module that leaves its inputs as they are: its first layer may have inplace=True."
+            )
         useful = self._usefulness
         if useful.calls < TIMED and outputs and isinstance(outputs[0], Tensor):
             if outputs[0].device.type != "cpu":
@@ -539,6 +543,14 @@ def _batched(leaves: list[Any]) -> list[int]:
     ]
 
 
+def _versions(values: list[Any]) -> list[int]:
+    """Returns how often each tensor was changed in place; 0 where that is not known."""
+    return [
+        value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+        for value in values
+    ]
+
+
 def _take(leaves: list[Any], places: list[int], rows: list[int]) -> list[Any]:
     """Returns the arguments for some rows of the batch."""
     return [leaf[rows] if place in places else leaf for place, leaf in enumerate(leaves)]
@@ -608,8 +620,8 @@ def cached(
 
     Raises:
         TypeError: An argument of a call is neither a tensor nor a plain value.
-        ValueError: A parameter requires gradients, the module or a part of it is in training mode, or outputs do not have the
-            rows in their first dimension, depend on the other rows or are too large for `dtype`.
+        ValueError: A parameter requires gradients, the module or a part of it is in training mode, it changes its inputs in
+            place, or outputs do not have the rows in their first dimension, depend on the other rows or are too large for `dtype`.
         RuntimeError: A row that was computed again has other outputs than those that are stored, or `path` is in use.
 
     Example:

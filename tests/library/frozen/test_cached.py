@@ -243,6 +243,7 @@ REFUSED = {
     "sorted": (lambda: other(lambda x: x.sort(0).values), ValueError, "depend on the other rows"),
     "random": (lambda: other(lambda x: F.dropout(x)), ValueError, "random numbers"),
     "a counter": (lambda: other(counting), ValueError, "or on a state"),
+    "changed inputs": (lambda: other(torch.relu_), ValueError, "changes its inputs in place"),
     "one number": (
         lambda: other(lambda x: x.sum()),
         ValueError,
