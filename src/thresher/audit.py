@@ -305,7 +305,9 @@ def _check_alone(found: Audit, loader: Any, epochs: list[IdLists]) -> None:
 def _order_of(loader: Any) -> Any:
     """Returns the sampler that decides on the order; a batch sampler without a sampler decides itself."""
     batches = loader.batch_sampler
-    return loader.sampler if batches is None else getattr(batches, "sampler", batches)
+    if batches is None:
+        return loader.sampler
+    return getattr(batches, "sampler", batches)
 
 
 def _drops(loader: Any) -> bool:
@@ -314,11 +316,10 @@ def _drops(loader: Any) -> bool:
 
 
 def _same_order(loader: Any, epochs: list[IdLists], first: int, second: int) -> str:
-    same = (
-        "all epochs have the same order"
-        if all(one == epochs[0] for one in epochs)
-        else f"epochs {first} and {second} have the same order"
-    )
+    if all(one == epochs[0] for one in epochs):
+        same = "all epochs have the same order"
+    else:
+        same = f"epochs {first} and {second} have the same order"
     sampler = _order_of(loader)
     if hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", True):
         name = "batch_sampler" if sampler is loader.batch_sampler else "sampler"

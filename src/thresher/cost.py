@@ -77,7 +77,9 @@ class Cost:
         if self._why_unknown is not None:
             return float("nan")
         full = self.full_forward + backward_to_forward * self.full_backward
-        return (self.forward + backward_to_forward * self.backward) / full if full else float("nan")
+        if full:
+            return (self.forward + backward_to_forward * self.backward) / full
+        return float("nan")
 
     @property
     def of_loop(self) -> int:
@@ -116,11 +118,10 @@ class Cost:
                 f"unknown after {self.steps:,} steps{full if self.full_forward else ''}: {reason}"
             )
         ratio = self.backward_to_forward
-        measured = (
-            ""
-            if ratio is None
-            else f", {self.ratio(ratio):.3f} with the measured ratio {ratio:.2f}"
-        )
+        if ratio is None:
+            measured = ""
+        else:
+            measured = f", {self.ratio(ratio):.3f} with the measured ratio {ratio:.2f}"
         comparing = f", comparing {self.comparing:,}" if self.comparing else ""
         return (
             f"forward {self.forward:,} of {self.full_forward:,} samples (refresh {self.refresh:,}, scoring "

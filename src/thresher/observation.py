@@ -492,11 +492,10 @@ class DataMap(Mapping[str, NDArray[Any]]):
                 f"scores: no column {name!r} that measures how hard a sample is; use one of {there}"
             )
         labels = self.get("label")
-        classes = (
-            None
-            if labels is None or labels.dtype.kind not in "iu"
-            else torch.from_numpy(labels.astype(np.int64))
-        )
+        if labels is None or labels.dtype.kind not in "iu":
+            classes = None
+        else:
+            classes = torch.from_numpy(labels.astype(np.int64))
         values = HARDER[name] * self[name].astype(np.float64)
         return Scores(
             torch.from_numpy(self["id"].astype(np.int64)), torch.from_numpy(values), name, classes
@@ -768,11 +767,10 @@ def map_of(
                 labels = stored
         held = np.asarray(seen if labels is None else labels)
         # Labels that are not numbers, such as strings, only need to form the same classes as the numbers of the criterion.
-        alike = (
-            ((held == seen) | (seen < 0)).all()
-            if held.dtype.kind in "biuf"
-            else same_classes(codes_of(held), seen)
-        )
+        if held.dtype.kind in "biuf":
+            alike = ((held == seen) | (seen < 0)).all()
+        else:
+            alike = same_classes(codes_of(held), seen)
         if not alike and on_mismatch is not None:
             on_mismatch()
         if not alike or (labels is None and seen.max() >= 0):
@@ -798,7 +796,9 @@ def _names_of(dataset: Any, labels: NDArray[Any], seen: NDArray[np.int64]) -> di
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     classes = getattr(dataset, "classes", None)
-    return dict(enumerate(classes)) if isinstance(classes, list | tuple) else {}
+    if isinstance(classes, list | tuple):
+        return dict(enumerate(classes))
+    return {}
 
 
 def files_of(dataset: Any) -> list[str] | None:

@@ -217,11 +217,10 @@ def lots(base: int, ids: range | NDArray[np.int64]) -> NDArray[np.uint32]:
     drawn = np.empty(len(ids), dtype=np.uint32)
     for first in range(0, len(ids), CHUNK):
         part = ids[first : first + CHUNK]
-        bits = (
-            np.arange(part.start, part.stop, dtype=np.uint64)
-            if isinstance(part, range)
-            else part.astype(np.uint64)
-        )
+        if isinstance(part, range):
+            bits = np.arange(part.start, part.stop, dtype=np.uint64)
+        else:
+            bits = part.astype(np.uint64)
         bits += np.uint64(1)
         bits *= np.uint64(0x9E3779B97F4A7C15)
         bits += np.uint64(base)

@@ -225,7 +225,9 @@ class Scores:
         return hashlib.sha256(b"".join([self._metadata().encode(), *columns])).hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        return self._digest == other._digest if isinstance(other, Scores) else NotImplemented
+        if isinstance(other, Scores):
+            return self._digest == other._digest
+        return NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._digest)

@@ -160,11 +160,10 @@ def differing_part(one: Any, other: Any, path: str = "batch") -> str | None:
             pairs = [(f"{path}[{key!r}]", one[key], other[key]) for key in one]
         elif isinstance(one, tuple | list) and len(one) == len(other):
             names = getattr(one, "_fields", None)
-            places = (
-                [f"[{i}]" for i in range(len(one))]
-                if names is None
-                else [f".{name}" for name in names]
-            )
+            if names is None:
+                places = [f"[{i}]" for i in range(len(one))]
+            else:
+                places = [f".{name}" for name in names]
             pairs = [(path + place, a, b) for place, a, b in zip(places, one, other, strict=True)]
         elif not isinstance(one, Mapping | tuple | list) and (names := attributes_of(one)):
             pairs = [

@@ -202,7 +202,10 @@ def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
         raise TypeError(
             f"thresher.trl.attach: `policy` must be an instance, got a class: pass {policy.__name__}(len(prompts))"
         )
-    needed = () if policy is None else ("propose", "observe", "state_dict", "load_state_dict")
+    if policy is None:
+        needed = ()
+    else:
+        needed = ("propose", "observe", "state_dict", "load_state_dict")
     if missing := ", ".join(name for name in needed if not hasattr(policy, name)):
         raise TypeError(
             f"thresher.trl.attach: the policy {type(policy).__name__} lacks {missing}; see thresher.rl.Uniform"
@@ -278,7 +281,9 @@ class Selection(_Base):
             return make(inputs)
         wanted = len(inputs) * self.accelerator.num_processes // self.num_generations
         made, signal = self._made(make, inputs, wanted)
-        return made if self._cap is None else self._refilled(make, made, signal, wanted, self._cap)
+        if self._cap is None:
+            return made
+        return self._refilled(make, made, signal, wanted, self._cap)
 
     def _made(self, make: Any, inputs: Any, count: int) -> tuple[dict[str, Any], Tensor]:
         """Generates rollouts of `count` prompts. Returns those of this rank, and which groups of all ranks have a signal."""
@@ -452,7 +457,9 @@ def _padded(rows: Tensor, width: int, name: str) -> Tensor:
 def _counted(inputs: Mapping[str, Any]) -> Tensor:
     """Returns the mask of the tokens that the loss counts."""
     tools = inputs.get("tool_mask")
-    return inputs["completion_mask"] if tools is None else inputs["completion_mask"] * tools
+    if tools is None:
+        return inputs["completion_mask"]
+    return inputs["completion_mask"] * tools
 
 
 def without_other_rows(inputs: Mapping[str, Any], keep: Tensor, loss_type: str) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
     number = tensor.output_nr
     while node is not None and node.name().split("Backward")[0] in ROW_MAJOR:
         node, number = node.next_functions[0]
-    return None if node is None else (node._sequence_nr(), number, tuple(tensor.shape))
+    if node is None:
+        return None
+    return (node._sequence_nr(), number, tuple(tensor.shape))
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -261,7 +263,9 @@ class Entry:
     @property
     def trained(self) -> Tensor:
         """Ids of the rows that were trained on."""
-        return self.attribution.ids if self.rows is None else self.attribution.ids[self.rows]
+        if self.rows is None:
+            return self.attribution.ids
+        return self.attribution.ids[self.rows]
 
     @property
     def trained_once(self) -> Tensor:
@@ -473,7 +477,10 @@ class StepAccumulator:
             )
             # Heads of one forward pass share samples, which count once. The number stays on the device until the meter settles.
             if not call.begins:
-                new = 0 if same is not None else (~_find(attribution.ids, earlier)[0]).sum()
+                if same is not None:
+                    new = 0
+                else:
+                    new = (~_find(attribution.ids, earlier)[0]).sum()
         if same is not None and untracked is None and not call.begins:
             # The tensor that the model returned last, and a target of the batch, once more.
             again = next(
@@ -542,7 +549,9 @@ class StepAccumulator:
     def _was_skipped(self, entry: Entry) -> bool:
         """Whether the loop ended without a backward pass of an entry, or has cleared its gradients."""
         judges = self.loop_is_over and not self._count_steps and self._sees_backward
-        return not self._takes_part(entry) if judges else self._has_cleared(entry)
+        if judges:
+            return not self._takes_part(entry)
+        return self._has_cleared(entry)
 
     def _unstepped(self) -> list[Entry]:
         """Returns the entries of the step in progress that the loop trains on."""
@@ -840,7 +849,9 @@ def _labeled(values: Mapping[str, Tensor], device: torch.device) -> Tensor | Non
     A short text without a masked token, or a tile without a valid pixel, has no loss: what was recorded before stays.
     """
     labeled = values["loss"] != NEVER_SEEN
-    return None if labeled.is_cpu and bool(labeled.all()) else labeled.to(device)
+    if labeled.is_cpu and bool(labeled.all()):
+        return None
+    return labeled.to(device)
 
 
 def _together(signals: Sequence[EntrySignals]) -> dict[str, Tensor]:

@@ -100,7 +100,9 @@ class HeldBatches:
             (batch.number for batch in reversed(held) if self._accumulator.has_credited(batch)),
             self._newest,
         )
-        return None if newest < 0 or yielded - newest > LABELS_AHEAD + BATCHES_AHEAD else newest
+        if newest < 0 or yielded - newest > LABELS_AHEAD + BATCHES_AHEAD:
+            return None
+        return newest
 
     def stated(
         self, ids: Tensor, repeat: int | None, made_for: set[int], first_of_epoch: int
@@ -222,7 +224,10 @@ class Attributor:
         """
         # Every step of a plain loop takes the first branch. With a small model the time of each call counts, so it makes few.
         begin = perf_counter()
-        attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
+        if ids is None and repeat is None:
+            attribution = self._untouched(outputs, targets)
+        else:
+            attribution = None
         if attribution is not None and (batch := attribution.batch) is not None:
             if not self.trains_model:
                 self._begin_training()
@@ -315,11 +320,10 @@ class Attributor:
         check_stated(ids, repeat, self._ids_end)
         try:
             made_for = set[int]() if ids is None else self.meter.passes.batches_of(outputs)
-            stated = (
-                None
-                if ids is None
-                else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
-            )
+            if ids is None:
+                stated = None
+            else:
+                stated = self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
             attribution = attribute(self._tracker, outputs, targets, stated)
         except AttributionError:
             # An earlier loss of these outputs, such as the first term of mixup, was assigned to the wrong samples as well.
@@ -369,7 +373,9 @@ class Attributor:
         if batch is not None and rows is not None:
             # Known rows slice the weights; ids need a search.
             weights = batch.weights
-            return None if weights is None else weights[rows.start : rows.stop : rows.step]
+            if weights is None:
+                return None
+            return weights[rows.start : rows.stop : rows.step]
         held = [
             held_batch
             for held_batch in (batch, *reversed(self._batches.known))
@@ -492,7 +498,9 @@ class Attributor:
 
 def _with_rows(value: Any) -> Any:
     # `squeeze()` takes the dimension of a batch of one row, such as the last one of an epoch.
-    return value.view(1) if isinstance(value, Tensor) and not value.dim() else value
+    if isinstance(value, Tensor) and not value.dim():
+        return value.view(1)
+    return value
 
 
 def _none_ignored(tensors: Sequence[Tensor]) -> bool:

@@ -251,9 +251,9 @@ class ForwardPasses:
             None if forward_pass is None else forward_pass.inputs_of
             for forward_pass in self.origins(outputs)
         }
-        return (
-            {number for number in batches if number is not None} if None not in batches else set()
-        )
+        if None not in batches:
+            return {number for number in batches if number is not None}
+        return set()
 
     def origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
         """Yields the forward passes that computed outputs, and None at the end if the graph is too large to search."""

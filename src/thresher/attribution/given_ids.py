@@ -52,11 +52,10 @@ class Suspicion:
         self._log_chance = torch.where(complete, grown, total)
         self._number = torch.where(complete, number, last)
         same_size = before is not None and before.shape == values.shape
-        self._before = (
-            torch.where(complete, values, before.to(device))
-            if before is not None and same_size
-            else values
-        )
+        if before is not None and same_size:
+            self._before = torch.where(complete, values, before.to(device))
+        else:
+            self._before = values
         return moved & complete & (self._log_chance < LOG_CHANCE)
 
 
@@ -160,26 +159,27 @@ def _compared(
         ):
             continue
         # Converted to integers, floating-point inputs would often have the values of labels.
-        dtype = (
-            tensor.dtype
-            if tensor.is_floating_point() and not targets.is_floating_point()
-            else targets.dtype
-        )
+        if tensor.is_floating_point() and not targets.is_floating_point():
+            dtype = tensor.dtype
+        else:
+            dtype = targets.dtype
         origin = tensor.detach().index_select(0, rows.to(tensor.device)).reshape(n, -1)
         stated = _per_sample(targets.detach().to(dtype).reshape(n, -1))
         # A label that was repeated for each token of its sample adds its hash that many times to the hash of the targets.
         yielded = _per_sample(origin.to(targets.device, dtype)) * (size // per_row)
-        whole = (
-            targets.detach() == targets.detach().round()
-            if per_row == 1
-            else torch.zeros(1, dtype=torch.float32, device=targets.device)
-        )
+        if per_row == 1:
+            whole = targets.detach() == targets.detach().round()
+        else:
+            whole = torch.zeros(1, dtype=torch.float32, device=targets.device)
         yield torch.stack([yielded, stated]), whole.all()
 
 
 def within(ids: Tensor, *batches: YieldedBatch) -> Tensor:
     """Returns whether each id occurs in one of the batches, shape (), bool, on the device of the batches' ids."""
-    known = batches[0].ids if len(batches) == 1 else torch.cat([batch.ids for batch in batches])
+    if len(batches) == 1:
+        known = batches[0].ids
+    else:
+        known = torch.cat([batch.ids for batch in batches])
     return _positions(ids.to(known.device), known)[1]
 
 
@@ -193,7 +193,10 @@ def _positions(ids: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
 def _per_sample(rows: Tensor) -> Tensor:
     """Returns a hash per row that does not depend on the order of its values, shape (n,), int64."""
     # Adding 0.0 makes -0.0 and 0.0 equal in their bits, as they are in value.
-    bits = (rows.double() + 0.0).view(torch.int64) if rows.is_floating_point() else rows.long()
+    if rows.is_floating_point():
+        bits = (rows.double() + 0.0).view(torch.int64)
+    else:
+        bits = rows.long()
     # Each value is mixed before the sum: the plain sums of {1, 4} and {2, 3} are equal.
     mixed = (bits + 1) * ODD[0]
     mixed = (mixed ^ (mixed >> 31)) * ODD[1]

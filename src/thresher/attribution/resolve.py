@@ -616,7 +616,10 @@ class _Case:
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
         """Returns whether `target` is an unchanged tensor of the batch after a cast, a move, a reshape or a shift of tokens."""
-        flat = target.detach().reshape(rows.n, -1) if target.shape[0] % rows.n == 0 else None
+        if target.shape[0] % rows.n == 0:
+            flat = target.detach().reshape(rows.n, -1)
+        else:
+            flat = None
         same = torch.zeros((), dtype=torch.bool, device=target.device)
         if flat is None:
             return same
@@ -765,11 +768,10 @@ def _check_batch(
     for batches in origins:
         known = view is not None or not batches
         # For a view, the batch is compared, and no values are read. Without batches to compare with, no ids are right.
-        among = (
-            torch.tensor(view is not None and view.batch in batches)
-            if known
-            else within(stated.ids, *batches)
-        )
+        if known:
+            among = torch.tensor(view is not None and view.batch in batches)
+        else:
+            among = within(stated.ids, *batches)
         names = (
             " or ".join(f"batch {batch.number}" for batch in batches)
             or "the batch of an earlier step"
@@ -780,11 +782,10 @@ def _check_batch(
         return flags
     if stated.passed_over is not None and not from_ids_of:
         latest = stated.recent[-1]
-        doubt = (
-            torch.tensor(view.batch is latest)
-            if view is not None
-            else within(stated.ids, latest) & (not latest.chosen_by_caller)
-        )
+        if view is not None:
+            doubt = torch.tensor(view.batch is latest)
+        else:
+            doubt = within(stated.ids, latest) & (not latest.chosen_by_caller)
         flags += _all_hold(
             [~doubt], case, WHICH_BATCH.format(latest.number, stated.passed_over.number)
         )

@@ -116,11 +116,10 @@ class RowLayout(NamedTuple):
             ValueError: The first dimension is not that of the samples.
         """
         leading = positions.shape[0] if positions.dim() else 0
-        known = (
-            leading in (self.n, self.n * self.repeat)
-            if self.repeat
-            else leading and leading % self.n == 0
-        )
+        if self.repeat:
+            known = leading in (self.n, self.n * self.repeat)
+        else:
+            known = leading and leading % self.n == 0
         if not known:
             if leading and leading % self.n == 0:
                 raise AttributionError(

@@ -90,9 +90,10 @@ class TrackedModel(nn.Module):
         members["_counted_by"].passes.subset = None
         measures = timer.running and module.training
         calls = perf_counter()
-        outputs = (
-            timer.forward(lambda: call(*args, **kwargs)) if measures else call(*args, **kwargs)
-        )
+        if measures:
+            outputs = timer.forward(lambda: call(*args, **kwargs))
+        else:
+            outputs = call(*args, **kwargs)
         called = perf_counter()
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:

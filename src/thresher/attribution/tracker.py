@@ -295,7 +295,9 @@ class RowTracker(Uncopied):
                 )
             if lookup.refuse and not chosen.refuse:
                 chosen = lookup
-        return chosen if len(known) == len(tensors) else replace(chosen, is_whole=False)
+        if len(known) == len(tensors):
+            return chosen
+        return replace(chosen, is_whole=False)
 
     def places(self) -> dict[tuple[int, int], TrackedTensor]:
         """Returns the tensors with known rows by their place in the autograd graph."""

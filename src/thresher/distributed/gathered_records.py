@@ -138,11 +138,10 @@ class GatheredRecords(Records):
         for name in self._fields:
             signal = self.written[name]
             column = self.columns[name]
-            new = (
-                values[signal]
-                if callable(column.merge)
-                else values[signal].to(self._sent.get(name, column.dtype))
-            )
+            if callable(column.merge):
+                new = values[signal]
+            else:
+                new = values[signal].to(self._sent.get(name, column.dtype))
             # Rank 0 adds up what it receives, so if rows are written again with another value, the difference is sent.
             rows[name] = (
                 new - before[signal].to(column.dtype)

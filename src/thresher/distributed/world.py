@@ -228,9 +228,10 @@ class ProcessWorld(World):
         if not nccl:
             _let_threads_of_gloo_end()
         # nccl sends no CPU memory. The device is fixed here, because the loop may change the current device later.
-        self._device = (
-            torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-        )
+        if nccl:
+            self._device = torch.device("cuda", torch.cuda.current_device())
+        else:
+            self._device = torch.device("cpu")
 
     def meet(self, what: str, *, patient: bool = False) -> None:
         """Waits until all ranks have called this function, for at most `PATIENCE`; see `World`."""
@@ -369,9 +370,9 @@ def _difference(name: str, values: Sequence[str]) -> str:
 
 def _list_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8]))
-    return (
-        f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
-    )
+    if len(ranks) == 1:
+        return f"rank {shown}"
+    return f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
 
 
 def describe_setting(value: Any) -> str:
@@ -400,7 +401,9 @@ def describe_setting(value: Any) -> str:
             return f"{type(value).__name__} of {len(value)}, {_digest(np.frombuffer(repr(value).encode(), dtype=np.uint8))}"
         return repr([describe_setting(one) for one in value])
     # The default `repr` shows an address, which differs from process to process: only the class can be compared.
-    return type(value).__name__ if type(value).__repr__ is object.__repr__ else repr(value)
+    if type(value).__repr__ is object.__repr__:
+        return type(value).__name__
+    return repr(value)
 
 
 def _digest(array: np.ndarray[Any, Any]) -> str:

@@ -165,11 +165,10 @@ def _is_flattened(part: nn.Module) -> bool:
     # A module inside of FullyShardedDataParallel is not an instance of it, and torch has no public mark. `fully_shard` sets the
     # same private one but leaves parameters that are leaves, so its parameters are checked, too.
     managed = getattr(part, "_is_fsdp_managed_module", False)
-    parameters = (
-        [parameter for parameter in part._parameters.values() if parameter is not None]
-        if managed
-        else []
-    )
+    if managed:
+        parameters = [parameter for parameter in part._parameters.values() if parameter is not None]
+    else:
+        parameters = []
     return any(
         hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None
         for parameter in parameters

@@ -50,7 +50,10 @@ class OutputLayout:
         self.spec = spec
         self._parts: list[tuple[torch.Size, torch.dtype, torch.dtype, torch.device]] = []
         for output in outputs:
-            stored = dtype if dtype is not None and output.is_floating_point() else output.dtype
+            if dtype is not None and output.is_floating_point():
+                stored = dtype
+            else:
+                stored = output.dtype
             self._parts.append((output.shape[1:], output.dtype, stored, output.device))
         self.size = sum(self._sizes())
         """Number of bytes of a row."""
@@ -381,9 +384,9 @@ class Cached(nn.Module):
         if self._dtype is not None:
             types.append(self._dtype)
         coarse = any(dtype.itemsize < 4 for dtype in types)
-        return (
-            COARSE_ROUNDING if coarse or torch.is_autocast_enabled(output.device.type) else ROUNDING
-        )
+        if coarse or torch.is_autocast_enabled(output.device.type):
+            return COARSE_ROUNDING
+        return ROUNDING
 
     def _raise_varying(self, fault: str) -> None:
         """Raises the error for a module whose rows are not independent.
@@ -401,7 +404,9 @@ class Cached(nn.Module):
         self._unchecked += len(hits)
         due = min(self._unchecked // CHECKED, len(hits))
         self._unchecked %= CHECKED
-        return sorted(self._draws.choice(hits, due, replace=False).tolist()) if due else []
+        if due:
+            return sorted(self._draws.choice(hits, due, replace=False).tolist())
+        return []
 
     def _compare_stored(
         self, hits: list[int], checked: list[int], stored: list[Tensor], again: list[Tensor]
@@ -442,7 +447,10 @@ class Cached(nn.Module):
             useful.computed += n
         for output in outputs:
             if not isinstance(output, Tensor) or output.shape[:1] != (n,):
-                found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+                if isinstance(output, Tensor):
+                    found = tuple(output.shape)
+                else:
+                    found = type(output).__name__
                 raise ValueError(
                     f"cached: every output of {type(self.module).__name__} must be a tensor with the {n} rows in its first "
                     f"dimension, got {found}. Cache the part of the module that returns such tensors."
@@ -486,9 +494,10 @@ class Cached(nn.Module):
         layout = group.layout
         assert layout is not None
         if group.rows is None:
-            group.rows = (
-                MemoryRows(layout.size) if self._path is None else group.open_files(self._path)
-            )
+            if self._path is None:
+                group.rows = MemoryRows(layout.size)
+            else:
+                group.rows = group.open_files(self._path)
         rows = layout.pack([part[: len(keys)] for part in outputs])
         # A row may come twice in a batch.
         new = {key: number for number, key in enumerate(keys)}

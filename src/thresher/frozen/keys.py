@@ -55,7 +55,10 @@ def _as_words(tensor: Tensor) -> Tensor:
     """Returns the bytes of each row as 32-bit words, padded with zeros, shape (n, words), int32."""
     content = tensor.detach().contiguous().reshape(len(tensor), -1)
     # bool has no view as bytes on some versions; its values are 0 and 1 anyway.
-    content = content.to(torch.uint8) if content.dtype == torch.bool else content.view(torch.uint8)
+    if content.dtype == torch.bool:
+        content = content.to(torch.uint8)
+    else:
+        content = content.view(torch.uint8)
     missing = -content.shape[1] % 4
     if missing:
         content = torch.nn.functional.pad(content, (0, missing))

@@ -598,7 +598,10 @@ class Selection(Callback):
         if isinstance(every, int):
             trainer.val_check_batch = max(1, every * length // self._full)
         else:
-            trainer.val_check_batch = float("inf") if every == 1.0 else max(1, int(length * every))
+            if every == 1.0:
+                trainer.val_check_batch = float("inf")
+            else:
+                trainer.val_check_batch = max(1, int(length * every))
 
     def _leave(self, trainer: Any, *, together: bool = True) -> None:
         """Restores the replaced attributes and the loader, and detaches the run.

@@ -197,13 +197,17 @@ class Reader:
     def on_device(self, batch: Any) -> Any:
         """Returns the batch of the user's collate function, on the device of the model."""
         batch = self._without_checks(batch)
-        return batch if self._device is None else to_device(batch, self._device)
+        if self._device is None:
+            return batch
+        return to_device(batch, self._device)
 
     def _without_checks(self, batch: Any) -> Any:
         """Returns the batch of the user's collate function, without the results of checks that are attached to it."""
         if type(batch) is NotedBatch:
             batch = self._resumed_draws.open(batch)
-        return self.unknown_rows.open(batch) if type(batch) is CheckedBatch else batch
+        if type(batch) is CheckedBatch:
+            return self.unknown_rows.open(batch)
+        return batch
 
     def close(self) -> None:
         """Releases the data and persistent workers."""

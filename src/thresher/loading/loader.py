@@ -207,7 +207,9 @@ class SelectedLoader(OfUser):
 
     def tokens(self) -> dict[str, Any]:
         """Returns the numbers of tokens of the epoch, without and with padding; {} if they are unknown."""
-        return {} if isinstance(self.order, StreamOrder) else self.order.tokens()
+        if isinstance(self.order, StreamOrder):
+            return {}
+        return self.order.tokens()
 
     def ends(self, plan: PackedPlan) -> NDArray[np.int64]:
         """Returns where each batch of an epoch with this plan ends, after a leading 0; see `Order.ends`."""
@@ -325,9 +327,10 @@ class SelectedLoader(OfUser):
         """
         # If all processes keep the same number of rows, they need not exchange the numbers for each batch.
         world = self._world if by_chance else ALONE
-        self.row_buffer = (
-            None if fills is None else RowBuffer(self.order.batch_size if fills else None, world)
-        )
+        if fills is None:
+            self.row_buffer = None
+        else:
+            self.row_buffer = RowBuffer(self.order.batch_size if fills else None, world)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns `run.state_dict()`: a script that saves the state of its loader then saves the run."""
@@ -530,4 +533,6 @@ def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:
     full, rest = divmod(candidates, size)
     of_full = control.count(size)
     of_rest = control.count(rest) if rest else 0
-    return None if of_full is None or of_rest is None else full * of_full + of_rest
+    if of_full is None or of_rest is None:
+        return None
+    return full * of_full + of_rest

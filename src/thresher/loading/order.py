@@ -31,10 +31,15 @@ def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
         sampler: Sampler of the loader.
         loader: The user's loader.
     """
-    of_sampler = None if is_seeded_by_epoch(sampler) else getattr(sampler, "generator", None)
+    if is_seeded_by_epoch(sampler):
+        of_sampler = None
+    else:
+        of_sampler = getattr(sampler, "generator", None)
     candidates = [of_sampler, getattr(loader, "generator", None)]
     generators = [generator for generator in candidates if isinstance(generator, torch.Generator)]
-    return generators[:1] if len(generators) == 2 and generators[0] is generators[1] else generators
+    if len(generators) == 2 and generators[0] is generators[1]:
+        return generators[:1]
+    return generators
 
 
 def _seed_of(sampler: Any) -> int:
@@ -99,7 +104,10 @@ class SamplerEpochs:
             return now
         begun = self._begun
         # Loops call set_epoch before each epoch, and a resumed loop may count epochs from 0 again.
-        allowed = (begun, self._next) if counts or not hasattr(sampler, "epoch") else (begun,)
+        if counts or not hasattr(sampler, "epoch"):
+            allowed = (begun, self._next)
+        else:
+            allowed = (begun,)
         if begun is None or now not in allowed:
             raise RuntimeError(
                 f"The run resumes in the middle of an epoch, in the order of epoch {begun} of its {name}, but the sampler is "

@@ -113,7 +113,9 @@ def join_columns(parts: Sequence[Any]) -> Any:
             f"Selected rows of several batches cannot be joined: shapes {[tuple(part.shape) for part in parts]}. Pad all "
             "batches to one shape, or use spend='batches' or, except in SFTTrainer, forward_passes='once'."
         )
-    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    return np.concatenate(parts)
 
 
 class Part(NamedTuple):

@@ -55,9 +55,10 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
         TypeError: An id is not a whole number.
         IndexError: An id is outside the dataset.
     """
-    values: list[Any] = (
-        numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
-    )
+    if isinstance(numbers, Tensor | np.ndarray):
+        values: list[Any] = numbers.tolist()
+    else:
+        values = list(numbers)
     try:
         # operator.index takes integers of NumPy and tensors as well, and refuses floats, which int() would cut off.
         ids = torch.tensor([*map(operator.index, values)], dtype=torch.int64)
@@ -134,7 +135,9 @@ class SamplerOrder(Order):
         """Number of batches of this process in an epoch of full training."""
         rows = self.candidates
         # Full training does not train on a dropped last batch.
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        if self.drop_last:
+            return rows // self.batch_size
+        return -(-rows // self.batch_size)
 
     @property
     def is_known(self) -> bool:
@@ -222,7 +225,9 @@ class SamplerOrder(Order):
         """Number of ids of this process in an epoch of full training."""
         if self._world.size > 1:
             return self._own_rows(self.n)
-        return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
+        if hasattr(self.sampler, "__len__"):
+            return len(self.sampler)
+        return self.n
 
     # The plan of an epoch
 
@@ -279,7 +284,10 @@ class SamplerOrder(Order):
         size = self.batch_size
         own = self._own_rows(rows, smaller=smaller)
         if smaller:
-            full = self.candidates if self._samples is None else self._own_rows(self._samples)
+            if self._samples is None:
+                full = self.candidates
+            else:
+                full = self._own_rows(self._samples)
             ends = smaller_batches(own, full, size, drop_last=self.drop_last, least=self._least)
             if ends is not None:
                 return ends

@@ -176,7 +176,9 @@ def foreign_batches(batches: Any) -> str | None:
 
 def inner_batches(batches: Any) -> Any:
     """Returns a batch sampler without the wrapper of accelerate."""
-    return batches.batch_sampler if is_dealt_by_accelerate(batches) else batches
+    if is_dealt_by_accelerate(batches):
+        return batches.batch_sampler
+    return batches
 
 
 def composes(batches: Any) -> bool:
@@ -231,7 +233,9 @@ def without_wrapper(loader: Any) -> Any:
     Args:
         loader: The user's loader.
     """
-    return loader._dataloader if type(loader).__module__.startswith("ray.train.") else loader
+    if type(loader).__module__.startswith("ray.train."):
+        return loader._dataloader
+    return loader
 
 
 def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = False) -> None:
@@ -282,11 +286,10 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         raise ValueError(
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
-    sampler = (
-        loader.sampler
-        if isinstance(loader.sampler, ShardedSampler)
-        else inner_sampler(loader.batch_sampler)
-    )
+    if isinstance(loader.sampler, ShardedSampler):
+        sampler = loader.sampler
+    else:
+        sampler = inner_sampler(loader.batch_sampler)
     if isinstance(sampler, EpochSampler):
         sampler.check_size(len(loader.dataset))  # pyright: ignore[reportArgumentType]
     replicas = getattr(
@@ -354,11 +357,10 @@ def check_iteration(loader: DataLoader[Any]) -> None:
         # `__class__` rather than type(), because loaders of accelerate show the class of the wrapped loader there.
         kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
         if kind is not DataLoader and not (streams and name == "__len__"):
-            why = (
-                "may begin in the middle of a stream, and a resumed run would skip its beginning once more"
-                if streams
-                else "would be left out: batches are made by a torch.utils.data.DataLoader with the same settings"
-            )
+            if streams:
+                why = "may begin in the middle of a stream, and a resumed run would skip its beginning once more"
+            else:
+                why = "would be left out: batches are made by a torch.utils.data.DataLoader with the same settings"
             raise ValueError(
                 f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {kind.__name__}) {why}. "
                 "Pass a plain DataLoader, and move what the class does to the dataset, the sampler or the collate_fn. (To keep "
@@ -394,11 +396,10 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     if composes(batches) and not by_batches:
         dealt: Any = sampler.dealing() if isinstance(sampler, EpochSampler) else (1, 0)
     elif by_batches or isinstance(outer, ShardedSampler):
-        dealt = (
-            (batches.num_processes, batches.process_index)
-            if by_batches
-            else (outer.num_replicas, outer.rank)
-        )
+        if by_batches:
+            dealt = (batches.num_processes, batches.process_index)
+        else:
+            dealt = (outer.num_replicas, outer.rank)
         if by_batches and not batches.even_batches and not batches.drop_last:
             raise ValueError(
                 "`loader` was prepared with even_batches=False: processes could have different numbers of batches. Use "
@@ -416,12 +417,14 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             raise ValueError(
                 f"`loader` has a {name}, by which each of the {world.size} processes would train on all samples. Use {SHARED}."
             )
-        dealt = (
-            sampler.dealing()
-            if isinstance(sampler, Shuffle)
-            else (sampler.num_replicas, sampler.rank)
-        )
-        source: Any = sampler.data_source if isinstance(sampler, Shuffle) else sampler.dataset
+        if isinstance(sampler, Shuffle):
+            dealt = sampler.dealing()
+        else:
+            dealt = (sampler.num_replicas, sampler.rank)
+        if isinstance(sampler, Shuffle):
+            source: Any = sampler.data_source
+        else:
+            source = sampler.dataset
         read = len(source)
         if read != size:
             raise ValueError(

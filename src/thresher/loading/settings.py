@@ -56,7 +56,10 @@ class OfUser(Uncopied):
 
     def __repr__(self) -> str:
         user = self._user
-        samples = "a stream" if isinstance(user.dataset, IterableDataset) else f"{self.n:,} samples"
+        if isinstance(user.dataset, IterableDataset):
+            samples = "a stream"
+        else:
+            samples = f"{self.n:,} samples"
         return f"{type(self).__name__}({samples}, {type(user).__name__} with batch_size={user.batch_size})"
 
     def __getattr__(self, name: str) -> Any:

@@ -30,9 +30,9 @@ def too_few(least: int) -> str:
     Args:
         least: Least number of rows of a batch: 1, or 2 if the model has BatchNorm.
     """
-    return (
-        "less than one a batch" if least == 1 else "fewer than two per batch, which BatchNorm needs"
-    )
+    if least == 1:
+        return "less than one a batch"
+    return "fewer than two per batch, which BatchNorm needs"
 
 
 def rounded_up(share: float) -> float:

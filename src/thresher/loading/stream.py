@@ -58,7 +58,9 @@ class StreamOrder:
     def full_batches(self) -> int:
         """Number of batches per epoch; 0 if it is unknown."""
         rows = self.candidates
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        if self.drop_last:
+            return rows // self.batch_size
+        return -(-rows // self.batch_size)
 
     def ids_of_sampler(self) -> None:
         """Returns None: there are no ids."""

@@ -34,16 +34,14 @@ class ResumedDraws:
     """
 
     def __init__(self, workers: int, *, stay: bool = False) -> None:
-        self._where = (
-            "in worker processes"
-            if workers
-            else "for selected samples that had not been trained on"
-        )
-        self._way_out = (
-            "save between epochs, and use persistent_workers=False"
-            if stay
-            else "save between epochs"
-        )
+        if workers:
+            self._where = "in worker processes"
+        else:
+            self._where = "for selected samples that had not been trained on"
+        if stay:
+            self._way_out = "save between epochs, and use persistent_workers=False"
+        else:
+            self._way_out = "save between epochs"
         self._warned = False
 
     def open(self, batch: NotedBatch) -> Any:
@@ -85,11 +83,10 @@ class NotedCollate:
         # For the first batch there is no earlier state, but torch knows the seed of the worker, and so its first state.
         fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
         # Between two batches of a worker only the dataset draws, so a difference comes from reading the samples.
-        drew = (
-            differing_part(before, last) is not None
-            if last is not None
-            else not torch.equal(before["torch"], fresh)
-        )
+        if last is not None:
+            drew = differing_part(before, last) is not None
+        else:
+            drew = not torch.equal(before["torch"], fresh)
         batch = self.collate(samples)
         self._last = rng.capture(torch.device("cpu"))
         return NotedBatch(batch, drew or differing_part(before, self._last) is not None)

@@ -262,9 +262,10 @@ class ElementCriterion(ReducedCriterion):
 
     def __init__(self, original: Any) -> None:
         super().__init__(original)
-        self.kind = (
-            "labels" if isinstance(original, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
-        )
+        if isinstance(original, nn.BCELoss | nn.BCEWithLogitsLoss):
+            self.kind = "labels"
+        else:
+            self.kind = "values"
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         # Before the call, because torch only warns about such shapes in MSE, L1 and Huber losses.
@@ -307,7 +308,10 @@ class Divergence(ElementCriterion):
 
     def shares(self, rows: Tensor, targets: Any) -> Tensor:
         # "batchmean" divides by rows, and a flattened sample has several of them.
-        positions = len(targets) // len(rows) if self.reduction == "batchmean" else rows.shape[1]
+        if self.reduction == "batchmean":
+            positions = len(targets) // len(rows)
+        else:
+            positions = rows.shape[1]
         return rows.new_full(rows.shape[:1], positions)
 
 
@@ -333,7 +337,9 @@ class CallableCriterion(Criterion):
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         losses = self._call(outputs, targets)
-        return losses if losses.dim() else self._by_rows(outputs, targets, losses)
+        if losses.dim():
+            return losses
+        return self._by_rows(outputs, targets, losses)
 
     def _call(self, outputs: Any, targets: Any) -> Tensor:
         losses = (self.original.forward if isinstance(self.original, nn.Module) else self.original)(

@@ -107,7 +107,9 @@ class Criterion:
         self.value(outputs, targets)
         drawn = not torch.equal(torch.get_rng_state(), before)
         _ = torch.set_rng_state(before)
-        return None if drawn else self.signals(outputs, targets, layout, set())["loss"]
+        if drawn:
+            return None
+        return self.signals(outputs, targets, layout, set())["loss"]
 
     def means(self, rows: Tensor, targets: Any) -> Tensor:
         """Returns the loss of each sample, shape (n,).
@@ -209,7 +211,10 @@ class Criterion:
         if rows is None:
             rows = layout.rows(self.plain_positions(outputs, targets))
         # If every target counts, the mean over one position needs no test for ignored targets.
-        loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
+        if all_count and rows.shape[1] == 1:
+            loss = rows.squeeze(1)
+        else:
+            loss = self.means(rows, targets)
         # `batch_loss` is made of the losses, which `read` does not have.
         signals = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
         if "batch_loss" in wanted:
@@ -333,11 +338,10 @@ class Criterion:
         """
         # d/dz of -(positive y log p + (1 - y) log(1 - p)) with p = sigmoid(z); nn.BCELoss has no `pos_weight`.
         weight, positive = (getattr(self.original, name, None) for name in ("weight", "pos_weight"))
-        error = (
-            probs - targets
-            if positive is None
-            else probs * (1 + (positive - 1) * targets) - positive * targets
-        )
+        if positive is None:
+            error = probs - targets
+        else:
+            error = probs * (1 + (positive - 1) * targets) - positive * targets
         return error if weight is None else error * weight
 
     def ignores_negatives_of(self, targets: Any) -> bool:
@@ -662,7 +666,10 @@ class SignalReader:
             if not isinstance(tensor, Tensor) or (tensor.shape[:1] if wide else tensor.shape) != (
                 n,
             ):
-                got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                if isinstance(tensor, Tensor):
+                    got = tuple(tensor.shape)
+                else:
+                    got = type(tensor).__name__
                 raise ValueError(
                     f"`signals` must return tensors of shape ({n},), got {got} for {name!r}"
                 )

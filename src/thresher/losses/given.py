@@ -238,7 +238,10 @@ class GivenLosses:
         mask = None if trained is None else by_sample(trained)
         sums = _sums(rows, mask)
         # In the dtype of the sums: bfloat16 would count 300 positions as 256.
-        counts = sums.new_full((len(rows),), rows.shape[1]) if mask is None else mask.sum(1)
+        if mask is None:
+            counts = sums.new_full((len(rows),), rows.shape[1])
+        else:
+            counts = mask.sum(1)
         batch = counts.sum()
         total = batch if self.total is None else self.total
         if self._kept is not None and self.total is not None:

@@ -296,7 +296,9 @@ def class_errors(
     # In place from here on: both branches above made new memory, so the caller's log-probabilities stay as they are.
     if smoothing:
         error -= smoothing / log_probs.shape[1]
-    return error if valid is None else error.masked_fill_(~valid.unsqueeze(1), 0.0)
+    if valid is None:
+        return error
+    return error.masked_fill_(~valid.unsqueeze(1), 0.0)
 
 
 def _mean_over(values: Tensor, valid: Tensor | None, n: int) -> Tensor:
@@ -333,11 +335,10 @@ def as_classes(targets: object, n: int) -> Tensor:
             return targets.long()
         if targets.dim() == 2 and targets.is_floating_point() and _are_probabilities(targets):
             return targets.argmax(1)
-    got = (
-        f"shape {tuple(targets.shape)}, {targets.dtype}"
-        if isinstance(targets, Tensor)
-        else type(targets).__name__
-    )
+    if isinstance(targets, Tensor):
+        got = f"shape {tuple(targets.shape)}, {targets.dtype}"
+    else:
+        got = type(targets).__name__
     raise ValueError(
         f"one class per sample is needed: targets of shape ({n},), int64, or probabilities of shape ({n}, C), got {got}"
     )
@@ -406,7 +407,9 @@ def batch_loss(loss: Tensor) -> Tensor:
     counts = loss != -torch.inf
     # Rounding can put the mean of equal losses above each of them, hence the minimum below.
     mean = loss.where(counts, 0).sum() / counts.sum()
-    return torch.minimum(mean, loss.amax()).expand_as(loss) if len(loss) else loss
+    if len(loss):
+        return torch.minimum(mean, loss.amax()).expand_as(loss)
+    return loss
 
 
 OF_PAIRS = {"learnability"}

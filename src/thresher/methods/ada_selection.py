@@ -436,7 +436,9 @@ class AdaSelection(KeepLargest):
     @property
     def _own_signals(self) -> tuple[str, ...]:
         """Signals of the selectors that have names."""
-        return ("loss", "grad_norm") if "gradient_norm" in self.pool else ("loss",)
+        if "gradient_norm" in self.pool:
+            return ("loss", "grad_norm")
+        return ("loss",)
 
     @property
     def requires(self) -> Requirements:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -287,7 +287,9 @@ def way_around(method: Any, *needs: str) -> str:
     """
     switches = requirements_of(method).switches
     settings = dict.fromkeys(switches[need] for need in needs if need in switches)
-    return f", or use {type(method).__name__}({', '.join(settings)})" if settings else ""
+    if settings:
+        return f", or use {type(method).__name__}({', '.join(settings)})"
+    return ""
 
 
 OBSERVE = "thresher.observe"

@@ -48,11 +48,10 @@ def gradient_products(error: Tensor, feature: Tensor | None) -> tuple[Tensor, Te
                 [0.5000, 0.5000]], dtype=torch.float64)
     """
     wide = torch.float32 if error.device.type == "mps" else torch.float64
-    finite = (
-        error.isfinite().all(1)
-        if feature is None
-        else error.isfinite().all(1) & feature.isfinite().all(1)
-    )
+    if feature is None:
+        finite = error.isfinite().all(1)
+    else:
+        finite = error.isfinite().all(1) & feature.isfinite().all(1)
     products = torch.ones((), dtype=wide, device=error.device)
     for factor in (error,) if feature is None else (error, feature):
         rows = torch.where(finite[:, None], factor, 0).to(wide)
@@ -170,11 +169,10 @@ class DivBS(KeepShare):
         n = len(signals["id"])
         device = signals["id"].device
         lots = torch.rand(n, generator=generator, dtype=torch.float64)
-        waits = (
-            torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator)
-            if self.sample
-            else None
-        )
+        if self.sample:
+            waits = torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator)
+        else:
+            waits = None
         products, finite = gradient_products(signals["error"].flatten(1), signals.get("feature"))
         lots, waits = (
             None if x is None else x.to(device, products.dtype, non_blocking=True)

@@ -166,11 +166,10 @@ class EpochSelectiveBackprop:
         usable = np.isfinite(loss)
         if usable.any():
             finite = loss[usable]
-            q = (
-                share_up_to_bin(finite, self.bins)
-                if self.percentile == "histogram"
-                else share_up_to(finite)
-            )
+            if self.percentile == "histogram":
+                q = share_up_to_bin(finite, self.bins)
+            else:
+                q = share_up_to(finite)
             chance[usable] = np.maximum(q**self.beta, self.min_probability)
         return chance
 

@@ -165,11 +165,10 @@ class Forgetting:
         n = len(recorded)
         if not self.hides(epoch, epochs) or epoch == 0:
             return full_plan(n)
-        hidden = (
-            on_host(records["hidden"]).copy()
-            if self.hide == "once"
-            else np.zeros(n, dtype=np.bool_)
-        )
+        if self.hide == "once":
+            hidden = on_host(records["hidden"]).copy()
+        else:
+            hidden = np.zeros(n, dtype=np.bool_)
         if not hidden.any():
             hidden = fewest(self._counts(recorded), min(share(self.fraction, n), n - 1), generator)
         return EpochPlan(

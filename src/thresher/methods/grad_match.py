@@ -215,14 +215,14 @@ class GradMatch:
         if not self.full_pass(epoch, epochs):
             return self._plan(on_host(records["weight"]), {})
         error = on_host(records["error"])
-        feature = (
-            on_host(records["feature"])
-            if self.gradient == "full"
-            else np.empty((len(error), 0), np.float32)
-        )
-        labels = (
-            on_host(records["label"]) if self.per != "batch" else np.zeros(len(error), np.int64)
-        )
+        if self.gradient == "full":
+            feature = on_host(records["feature"])
+        else:
+            feature = np.empty((len(error), 0), np.float32)
+        if self.per != "batch":
+            labels = on_host(records["label"])
+        else:
+            labels = np.zeros(len(error), np.int64)
         return self._plan(*self._selected(error, feature, labels, generator), new=True)
 
     def _selected(
@@ -269,11 +269,10 @@ class GradMatch:
                 error, feature, labels, budget, own_row=self.per == "class_gradient", **settings
             )
         shuffled = self.runs == "shuffled"
-        order = (
-            torch.randperm(len(error), generator=generator).numpy()
-            if shuffled
-            else np.arange(len(error))
-        )
+        if shuffled:
+            order = torch.randperm(len(error), generator=generator).numpy()
+        else:
+            order = np.arange(len(error))
         return match_runs(error, feature, order, self.batch_size, budget, **settings)
 
     def _plan(self, weight: Values, facts: Mapping[str, float], *, new: bool = False) -> EpochPlan:

@@ -140,9 +140,10 @@ class Ies:
             name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()
         }
         calibrates = self.threshold == "noise" and self.target is None
-        threshold = (
-            {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if calibrates else {}
-        )
+        if calibrates:
+            threshold = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")}
+        else:
+            threshold = {}
         return {
             "loss": Column(torch.float32, fill=NEVER_SEEN),
             **history,
@@ -155,7 +156,10 @@ class Ies:
     ) -> EpochPlan:
         """Returns a plan without the samples whose loss curves are straight; these get a forward pass after the epoch."""
         n = len(records["loss"])
-        target = None if self.target is None else Target(self, self.target, START, epochs, epochs)
+        if self.target is None:
+            target = None
+        else:
+            target = Target(self, self.target, START, epochs, epochs)
         if epoch == 0:
             return full_plan(n)
         mean, remember = self._straightness(records)
@@ -174,7 +178,9 @@ class Ies:
             remember=remember,
         )
         del out
-        return plan if target is None else target.counted(plan, kept, records, epoch)
+        if target is None:
+            return plan
+        return target.counted(plan, kept, records, epoch)
 
     def _straightness(self, records: Mapping[str, Tensor]) -> tuple[Values, dict[str, Tensor]]:
         """Returns the means of the last second differences, and the columns of the history after this epoch."""
@@ -188,9 +194,10 @@ class Ies:
     ) -> tuple[Mask, dict[str, Tensor]]:
         """Returns the mask of the samples below the threshold (never all), and the new column of `_threshold`."""
         threshold, column = self._threshold(mean, records, epoch, epochs)
-        out = (
-            mean < np.float32(threshold) if epoch >= START else np.zeros(len(mean), dtype=np.bool_)
-        )
+        if epoch >= START:
+            out = mean < np.float32(threshold)
+        else:
+            out = np.zeros(len(mean), dtype=np.bool_)
         if out.all():
             out = smallest(mean, len(mean) - 1)
         return out, column

@@ -53,11 +53,10 @@ def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
     if not usable.any():
         return usable
     finite = loss if usable.all() else loss[usable]
-    cut = (
-        finite.mean(dtype=np.float64)
-        if threshold == "mean"
-        else np.float64(quantile_cut(finite, threshold))
-    )
+    if threshold == "mean":
+        cut = finite.mean(dtype=np.float64)
+    else:
+        cut = np.float64(quantile_cut(finite, threshold))
     return (loss < cut) & usable
 
 
@@ -153,7 +152,10 @@ class InfoBatch:
         loss = on_host(records[self._column])
         n = len(loss)
         stop = share(self.delta, epochs)
-        target = None if self.target is None else Target(self, self.target, 1, stop, epochs)
+        if self.target is None:
+            target = None
+        else:
+            target = Target(self, self.target, 1, stop, epochs)
         if not self.prune_fraction or not 1 <= epoch < stop:
             return full_plan(n)
         if target is None:
@@ -168,7 +170,10 @@ class InfoBatch:
         else:
             mask = draw_lots(kept, generator, n, below)
             mask |= ~below
-            factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
+            if self.rescale == "mass":
+                factor = learned / kept
+            else:
+                factor = 1 / (1 - self.prune_fraction)
             weights = np.array([1, factor], dtype=np.float32)[
                 below[np.flatnonzero(mask)].view(np.uint8)
             ]
@@ -176,7 +181,9 @@ class InfoBatch:
             scheduled = self.prune_fraction if target is None else left_out
             facts = {"scheduled_fraction": scheduled, "actual_fraction": left_out}
             plan = EpochPlan(ids_of(mask), weights=torch.from_numpy(weights), facts=facts)
-        return plan if target is None else target.counted(plan, mask, records, epoch)
+        if target is None:
+            return plan
+        return target.counted(plan, mask, records, epoch)
 
     def _for_target(self, loss: Values, due: int) -> tuple[Mask, int, int]:
         """Returns the mask of the candidates for pruning, their number, and how many of them to keep to prune `due` samples."""

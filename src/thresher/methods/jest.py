@@ -164,7 +164,9 @@ class Jest(KeepShare):
 
     def init_state(self) -> State:
         """Returns the first state: the irreducible losses, if there are any, 4 bytes per sample."""
-        return {} if self.irreducible is None else {"irreducible": table_of(self, self.irreducible)}
+        if self.irreducible is None:
+            return {}
+        return {"irreducible": table_of(self, self.irreducible)}
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
@@ -182,7 +184,10 @@ class Jest(KeepShare):
         sizes = [k // chunks + (number < k % chunks) for number in range(chunks)]
         lots = torch.empty(chunks, n, dtype=torch.float64).exponential_(generator=generator)
         pairs = signals["learnability"].to(torch.float64) if self.pairs else None
-        learnability = signals["loss"].to(torch.float64) if pairs is None else pairs.diagonal()
+        if pairs is None:
+            learnability = signals["loss"].to(torch.float64)
+        else:
+            learnability = pairs.diagonal()
         if self.irreducible is not None:
             learnability = learnability - signals["irreducible"]
         return drawn_in_chunks(learnability, pairs, sizes, lots.to(device, non_blocking=True))

@@ -95,11 +95,10 @@ class Mercury:
     ) -> EpochPlan:
         """Returns a plan of samples drawn by the last losses; one group gets a forward pass after the epoch."""
         loss = on_host(records["loss"])
-        plan = (
-            full_plan(len(loss))
-            if epoch == 0
-            else drawn_plan(Chances(loss), self.keep, generator, weighted=True)
-        )
+        if epoch == 0:
+            plan = full_plan(len(loss))
+        else:
+            plan = drawn_plan(Chances(loss), self.keep, generator, weighted=True)
         if epoch + 1 < epochs:
             return replace(plan, refresh=group_of(epoch, self.groups, len(loss)))
         return plan

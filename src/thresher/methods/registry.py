@@ -102,7 +102,9 @@ def _attribute(target: str, name: str) -> ast.expr | None:
         ):
             return node.value
     bases = [base.id for base in classes[kind].bases if isinstance(base, ast.Name)]
-    return _attribute(f"{imports.get(bases[0], module)}:{bases[0]}", name) if bases else None
+    if bases:
+        return _attribute(f"{imports.get(bases[0], module)}:{bases[0]}", name)
+    return None
 
 
 @cache
@@ -111,11 +113,10 @@ def _read_info(name: str) -> MethodInfo:
     target = BUILT_IN[name]
     stage = _attribute(target, "stage")
     card = _attribute(target, "card")
-    keywords = (
-        {keyword.arg: keyword.value for keyword in card.keywords}
-        if isinstance(card, ast.Call)
-        else {}
-    )
+    if isinstance(card, ast.Call):
+        keywords = {keyword.arg: keyword.value for keyword in card.keywords}
+    else:
+        keywords = {}
     known = {
         field.name: ast.literal_eval(keywords[field.name])
         for field in fields(MethodInfo)

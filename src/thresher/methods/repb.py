@@ -115,7 +115,10 @@ class RePb:
     ) -> EpochPlan:
         """Returns a plan without a random part of the samples whose losses were below the means of their batches."""
         n = len(records["loss"])
-        target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
+        if self.target is None:
+            target = None
+        else:
+            target = Target(self, self.target, 1, epochs, epochs)
         check_epochs(self, epochs)
         if epoch == 0:
             return full_plan(n)
@@ -123,13 +126,17 @@ class RePb:
         if target is None:
             below = above < 0
             candidates = int(np.count_nonzero(below))
-            pruned = (
-                candidates - max(1, share(1 - self.prune_fraction, candidates)) if candidates else 0
-            )
+            if candidates:
+                pruned = candidates - max(1, share(1 - self.prune_fraction, candidates))
+            else:
+                pruned = 0
             most = 1 / (1 - self.prune_fraction)
         else:
             below, candidates, pruned = self._for_target(above, target.due(records, epoch))
-            most = candidates / (candidates - pruned) if pruned else 1 / (1 - self.prune_fraction)
+            if pruned:
+                most = candidates / (candidates - pruned)
+            else:
+                most = 1 / (1 - self.prune_fraction)
         kept = np.ones(n, dtype=np.bool_)
         if pruned:
             kept = draw_lots(candidates - pruned, generator, n, below) | ~below

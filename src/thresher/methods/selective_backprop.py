@@ -202,12 +202,16 @@ class SelectiveBackprop:
 
     def init_state(self) -> State:
         """Returns the first state: with `beta`, an empty history of losses."""
-        return {} if self.keep is not None else {"history": torch.empty(0, dtype=torch.float32)}
+        if self.keep is not None:
+            return {}
+        return {"history": torch.empty(0, dtype=torch.float32)}
 
     def count(self, n: int) -> int | None:
         """Returns the number of rows kept with `keep`; None with `beta`, or if some batches are left whole."""
         whole = self.warmup_steps or self.start > 0 or self.end < 1 or self.interrupt
-        return None if self.keep is None or whole else max(1, share(self.keep, n))
+        if self.keep is None or whole:
+            return None
+        return max(1, share(self.keep, n))
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator

@@ -186,7 +186,10 @@ class SeTa:
         """Returns a plan with a random part of the samples in the window."""
         loss = on_host(records["loss"])
         n = len(loss)
-        target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
+        if self.target is None:
+            target = None
+        else:
+            target = Target(self, self.target, 1, epochs, epochs)
         if epoch == 0:
             return full_plan(n)
         if epoch < share(self.delta, epochs):
@@ -212,4 +215,6 @@ class SeTa:
         plan = EpochPlan(
             ids_of(kept), facts={"scheduled_fraction": left_out, "actual_fraction": left_out}
         )
-        return plan if target is None else target.counted(plan, kept, records, epoch)
+        if target is None:
+            return plan
+        return target.counted(plan, kept, records, epoch)

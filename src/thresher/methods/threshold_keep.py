@@ -187,7 +187,10 @@ class ThresholdKeep:
         draws = torch.rand(n, generator=generator, dtype=torch.float64).to(
             scores.device, non_blocking=True
         )
-        p = self._probabilities(scores, history, self._share_now(state))[0] if n else scores
+        if n:
+            p = self._probabilities(scores, history, self._share_now(state))[0]
+        else:
+            p = scores
         picked = (1 - draws.to(p.dtype) <= p).nonzero().flatten()
         rows, order = by_id.index_select(0, picked).sort()
         weights = p.index_select(0, picked[order]).reciprocal().float()

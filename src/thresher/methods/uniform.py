@@ -57,7 +57,9 @@ class UniformSubset:
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the last loss, for information only, and whether it is in a fixed subset."""
         columns = {"loss": Column(torch.float32, fill=NEVER_SEEN)}
-        return {**columns, "kept": Column(torch.bool, merge="plan")} if self.fixed else columns
+        if self.fixed:
+            return {**columns, "kept": Column(torch.bool, merge="plan")}
+        return columns
 
     def plan_epoch(
         self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator

@@ -141,7 +141,9 @@ def plain_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         ValueError: The batch is neither a pair nor a tensor.
     """
     check_plain(batch)
-    return (model(batch), batch) if isinstance(batch, Tensor) else (model(batch[0]), batch[1])
+    if isinstance(batch, Tensor):
+        return (model(batch), batch)
+    return (model(batch[0]), batch[1])
 
 
 def check_plain(batch: Any, reason: str = "") -> None:
@@ -195,11 +197,10 @@ def isolated_pass(
             # One context per device: each restores the states of one CUDA device, besides those of the CPU, NumPy and Python.
             stack.enter_context(rng.undisturbed(device, generators))
         stack.enter_context(torch.no_grad())
-        autocast = (
-            nullcontext()
-            if dtype in (None, torch.float32)
-            else torch.autocast(devices[0].type, dtype=dtype)
-        )
+        if dtype in (None, torch.float32):
+            autocast = nullcontext()
+        else:
+            autocast = torch.autocast(devices[0].type, dtype=dtype)
         stack.enter_context(autocast)
         try:
             if training is not None:
@@ -244,9 +245,10 @@ def answers(
                 outputs, targets = forward(model, here)
                 head, feature = (None, None) if watch is None else watch.take()
                 # The rows of a plain pair are its samples. A function of the user's may flatten tokens or reorder rows.
-                layout = (
-                    RowLayout(n, None) if forward is plain_forward else layout_of(here, n, targets)
-                )
+                if forward is plain_forward:
+                    layout = RowLayout(n, None)
+                else:
+                    layout = layout_of(here, n, targets)
                 answers_of_models.append(Answer(outputs, targets, feature, layout, head))
             yield answers_of_models
 

@@ -225,7 +225,10 @@ class ExtraPasses:
     @property
     def repeatable(self) -> bool:
         """Whether a call of the criterion leaves no trace. A callable object that is not a module may count its calls."""
-        criterion = None if self._reader.criterion is None else self._reader.criterion.original
+        if self._reader.criterion is None:
+            criterion = None
+        else:
+            criterion = self._reader.criterion.original
         # The adapters repeat a module on a copy, and a plain function has nowhere to count.
         return isinstance(criterion, nn.Module | FunctionType) or not getattr(
             criterion, "__dict__", {}
@@ -360,7 +363,9 @@ class ExtraPasses:
         if scoring.input_scale == 1:
             return batch
         pair = isinstance(batch, tuple | list) and len(batch) == 2
-        return (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
+        if pair:
+            return (scoring.shrink(batch[0]), batch[1])
+        return scoring.shrink(batch)
 
     def _check_rows(self, doing: str) -> None:
         if self._unknown_rows.reason is not None:

@@ -66,7 +66,10 @@ def _copy(value: Any, made: dict[int, Any]) -> Any:
     if id(value) in made:
         return made[id(value)][1]
     if isinstance(value, Tensor):
-        one = value.clone() if not value.requires_grad and value.numel() <= MOST_ELEMENTS else value
+        if not value.requires_grad and value.numel() <= MOST_ELEMENTS:
+            one = value.clone()
+        else:
+            one = value
     elif type(value) is np.ndarray:
         one = value.copy() if value.size <= MOST_ELEMENTS else value
     elif type(value) is SimpleNamespace or (type(value) in COPIED and len(value) <= MOST_ELEMENTS):

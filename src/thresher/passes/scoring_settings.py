@@ -79,9 +79,10 @@ class Scoring:
         if self.losses is not None and not (
             isinstance(self.losses, Tensor) and self.losses.is_floating_point()
         ):
-            got = (
-                self.losses.dtype if isinstance(self.losses, Tensor) else type(self.losses).__name__
-            )
+            if isinstance(self.losses, Tensor):
+                got = self.losses.dtype
+            else:
+                got = type(self.losses).__name__
             raise TypeError(f"Scoring: `losses` must be a floating-point tensor or None, got {got}")
         if self.losses is not None and self.losses.dim() != 1:
             raise ValueError(

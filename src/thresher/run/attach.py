@@ -100,7 +100,9 @@ def _percent(given: str) -> float:
     """Returns the share that a percentage names; nan for another text."""
     try:
         # nan is outside of every range, so that `_share_of` refuses any other text with its own message.
-        return float(given.removesuffix("%")) / 100 if given.endswith("%") else float("nan")
+        if given.endswith("%"):
+            return float(given.removesuffix("%")) / 100
+        return float("nan")
     except ValueError:
         return float("nan")
 
@@ -229,11 +231,10 @@ def _parts(
     attributor = Attributor(
         tracker, accumulator, samples=loader.n, device=device, unknown_rows=unknown, timing=timing
     )
-    model = (
-        None
-        if module is None
-        else TrackedModel(module, trained.call, tracker, stopwatch, device, meter, timing)
-    )
+    if module is None:
+        model = None
+    else:
+        model = TrackedModel(module, trained.call, tracker, stopwatch, device, meter, timing)
     reader = _reader(config, records)
     passes = ExtraPasses(
         model,
@@ -339,7 +340,9 @@ def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSub
     ids = loader.order.ids_of_sampler()
     if kept is None:
         # A share of the samples means a share of those that the sampler yields, not of the dataset.
-        return method if ids is None else OnSubset(method, ids, loader.n, of=len(ids))
+        if ids is None:
+            return method
+        return OnSubset(method, ids, loader.n, of=len(ids))
     if ids is not None:
         raise ValueError(
             f"{type(config.before).__name__} chooses among all {loader.n} samples of the dataset, but the loader's sampler "
@@ -442,7 +445,10 @@ def _without(config: RunConfig) -> dict[str, str]:
     method = config.epoch_method
     criterion = config.given.criterion
     of = getattr(criterion, "__name__", criterion)  # a function by its name, without its address
-    where = "if the loop computes its losses" if criterion is None else f"of the outputs of {of}"
+    if criterion is None:
+        where = "if the loop computes its losses"
+    else:
+        where = f"of the outputs of {of}"
     return {
         signal: f"{title_given(method)} has no `{signal}` {where} and {instead}. A regression has none. For classification, "
         f"pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"

@@ -34,7 +34,10 @@ class BeforeForward(BatchSelection):
         self._scoring = scoring
         self.fills = fills
         self.forward_passes = "twice" if fills else "once"
-        self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
+        if scoring.losses is None:
+            self._known_losses = None
+        else:
+            self._known_losses = scoring.losses.to(parts.device)
         # Losses from the user or another model are not compared with those of the loop: they are meant to differ.
         self.scores = (
             bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
@@ -56,13 +59,16 @@ class BeforeForward(BatchSelection):
         if self._stage.keeps_all:
             return self._stage.whole(len(ids), ids.device)
         # A method without signals chooses on the host, where the loader needs the rows: nothing waits for the device then.
-        here = (
-            ids.to(self._parts.device, non_blocking=True) if self._stage.requires.signals else ids
-        )
+        if self._stage.requires.signals:
+            here = ids.to(self._parts.device, non_blocking=True)
+        else:
+            here = ids
         plan = self._stage.plan(
             here, self._signals(batch, here, epoch) if self._stage.requires.signals else {}
         )
-        return part_of_batch(plan, len(ids)) if self._parts.config.by_batch else plan
+        if self._parts.config.by_batch:
+            return part_of_batch(plan, len(ids))
+        return plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
         """Returns the signals to choose by: losses from the user, signals of an earlier epoch, or those of a scoring pass."""

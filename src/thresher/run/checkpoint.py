@@ -201,7 +201,10 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     """
     saved = state["shuffle"]
     current = loader.order.state_dict()
-    unlike = ("weights",) if "changed" in (saved or {}) else ()  # those of the state are taken over
+    if "changed" in (saved or {}):
+        unlike = ("weights",)
+    else:
+        unlike = ()
     was = _order_of(saved, unlike)
     now = _order_of(current, unlike)
     # A drawn plan brings its own order, which is in the state.

@@ -344,7 +344,9 @@ def undefined_signals(
         return []
     if adapter is None:  # the loop computes its losses, and nothing else is seen
         return sorted(optional)
-    return sorted(optional.keys() & NOT_OF_VALUES) if adapter.kind == "values" else []
+    if adapter.kind == "values":
+        return sorted(optional.keys() & NOT_OF_VALUES)
+    return []
 
 
 def check_needs(

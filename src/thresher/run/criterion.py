@@ -114,9 +114,9 @@ class CreditedCriterion(nn.Module):
             return self._adapter.value(outputs, targets)
         # The selection is looked up in every call: with forward_passes="auto" it may be another one from the second epoch on.
         value = self._credit(outputs, targets, ids, self._timeline.selection.loss, repeat)
-        return (
-            self._adapter.value(outputs, targets) if value is None else self.watch(value, outputs)
-        )
+        if value is None:
+            return self._adapter.value(outputs, targets)
+        return self.watch(value, outputs)
 
     def watch(self, value: Tensor, outputs: Any) -> Tensor:
         """Returns a recorded loss, whose backward pass is then timed, and which may be compared with that of an extra pass.

@@ -82,11 +82,10 @@ def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
     # Whole batches get no weights, so that they are trained on bit for bit as without the method.
     if k in (0, n):
         return plan
-    ones = (
-        torch.ones(k, dtype=torch.float32, device=plan.rows.device)
-        if plan.weights is None
-        else plan.weights
-    )
+    if plan.weights is None:
+        ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device)
+    else:
+        ones = plan.weights
     return replace(plan, weights=ones * (k / n))
 
 
@@ -95,7 +94,10 @@ def check_divisor(config: RunConfig) -> None:
     adapter = config.adapter
     if not config.by_batch or config.mode.is_in_forward or divisible_before(adapter):
         return
-    how = "class weights" if adapter is not None and adapter.class_weights else "reduction='sum'"
+    if adapter is not None and adapter.class_weights:
+        how = "class weights"
+    else:
+        how = "reduction='sum'"
     raise ValueError(
         f"`criterion`: {title_given(config.batch_method)} divides kept losses by the number of rows of the batch. If rows "
         f"are chosen before the forward pass, their losses get a weight instead, and the criterion has {how}, with which the "

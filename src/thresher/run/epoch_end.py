@@ -289,11 +289,10 @@ class EpochEnd:
         # Without an optimizer, only its loss shows that the last batch was trained on, and the loss may wait to be confirmed.
         self._accumulator.flush()
         # A prefetcher asks for the end of the pass before the last batches are trained on.
-        done = (
-            self._last_step_done
-            if self._ahead
-            else self._attributor.last_credited or self._done.credited <= 0
-        )
+        if self._ahead:
+            done = self._last_step_done
+        else:
+            done = self._attributor.last_credited or self._done.credited <= 0
         if self._single_process and done and self._thread == threading.get_ident():
             self._end(complete=True)
 

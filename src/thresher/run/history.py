@@ -194,9 +194,10 @@ class History:
         if not names or self._cost.unknown is not None or any(map(_left_out, self.entries)):
             return
         back = sum(entry.get("moved_back", 0) for entry in self.entries)
-        moved = (
-            f", because {back:,} easy samples were moved back by `tau`: lower it" if back else ""
-        )
+        if back:
+            moved = f", because {back:,} easy samples were moved back by `tau`: lower it"
+        else:
+            moved = ""
         self.nothing_saved = (
             f"{names} kept every sample in every epoch, so nothing was saved{moved}. Train for more epochs, or use "
             "thresher.FullData()."

@@ -43,7 +43,9 @@ def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
 
     def take(part: Any) -> Any:
         if not isinstance(part, Tensor):
-            return take_rows([part], plan.rows)[0] if is_per_sample(part, layout.n) else part
+            if is_per_sample(part, layout.n):
+                return take_rows([part], plan.rows)[0]
+            return part
         rows_per_sample = len(part) // layout.n if part.dim() else 0
         # If `repeat` is unknown, any number of rows per sample will do.
         allowed = (1, layout.repeat or rows_per_sample)
@@ -241,7 +243,9 @@ class InForward(BatchSelection):
         None if processes keep equally many rows.
         """
         several = self._world.size > 1 and self.by_chance
-        return self._world.share_of_mean(k, self._parts.device) if several else None
+        if several:
+            return self._world.share_of_mean(k, self._parts.device)
+        return None
 
     def reduced(
         self,
@@ -311,11 +315,10 @@ class InForward(BatchSelection):
             if not (trains_own or self._chosen_in_step):
                 self._before_step = self._stage.state_dict()
             self._may_be_foreign = not trains_own
-            plan = (
-                self._stage.whole(len(ids), device)
-                if self._stage.keeps_all
-                else self._stage.plan(ids, found)
-            )
+            if self._stage.keeps_all:
+                plan = self._stage.whole(len(ids), device)
+            else:
+                plan = self._stage.plan(ids, found)
             chosen = attribution.key, plan, self._factor(len(plan.rows))
             self._chosen_in_step.append(chosen)
         _, plan, factor = chosen
@@ -344,13 +347,14 @@ class InForward(BatchSelection):
             )
         # A penalty on the outputs, or a loss of another head, of all rows. Batches that the method left whole are expected.
         elif passes and batches and 0 < keep < MOSTLY and whole >= passes - (1 - MOSTLY) * batches:
-            why = (
-                f"the model could not be traced, so its backward pass costs the whole batch: {self._trained.why_plain()}."
-                if self._trained.is_plain
-                else f"{whole:,} of {passes:,} backward passes had a gradient in all rows, so they cost the whole batch. "
-                "Another loss of the outputs uses all rows: compute it with run.criterion or run.reduce, too, or add it to the "
-                "losses passed to run.reduce."
-            )
+            if self._trained.is_plain:
+                why = f"the model could not be traced, so its backward pass costs the whole batch: {self._trained.why_plain()}."
+            else:
+                why = (
+                    f"{whole:,} of {passes:,} backward passes had a gradient in all rows, so they cost the whole batch. "
+                    "Another loss of the outputs uses all rows: compute it with run.criterion or run.reduce, too, or add it to the "
+                    "losses passed to run.reduce."
+                )
         else:
             return
         self._warned = True

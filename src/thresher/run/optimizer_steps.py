@@ -224,7 +224,9 @@ def _guard_step(part: Any, hooks: "weakref.ref[StepHooks]") -> Callable[[], None
     @wraps(method)
     def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
         alive = hooks()
-        return method(*args, **kwargs) if alive is None else alive.guard(method, *args, **kwargs)
+        if alive is None:
+            return method(*args, **kwargs)
+        return alive.guard(method, *args, **kwargs)
 
     # GradScaler reads the signature of the bound method, which drops the first parameter; a guard below it has one, too.
     signature = inspect.signature(method)
@@ -371,11 +373,12 @@ class StepChecks(UnseenSteps):
             scale: Factor on the learning rate in the plan of the epoch.
         """
         if backward and not steps:
-            unscaled = (
-                ""
-                if scale == 1
-                else f" So the learning rate was not multiplied by {scale:.3g}, as the method asks."
-            )
+            if scale == 1:
+                unscaled = ""
+            else:
+                unscaled = (
+                    f" So the learning rate was not multiplied by {scale:.3g}, as the method asks."
+                )
             self._warn(
                 "steps",
                 f"In epoch {epoch}, {backward} samples had a loss, but the {self._optimizer} of the run made no step.{unscaled} "

@@ -29,11 +29,10 @@ def check_free(argument: str, kind: str, things: Iterable[Any]) -> None:
         return
     gc.collect()  # a run that nobody holds any more may be waiting for it
     if any(_owner(thing) is not None for thing in things):
-        why = (
-            "two runs would act on its steps"
-            if argument == "optimizer"
-            else "two runs would take samples from it"
-        )
+        if argument == "optimizer":
+            why = "two runs would act on its steps"
+        else:
+            why = "two runs would take samples from it"
         raise ValueError(
             f"`{argument}`: this {kind} still belongs to another run, and {why}. Call run.detach() on that run before you "
             f"create another one, or create a new {kind}."

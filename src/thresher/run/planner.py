@@ -171,11 +171,10 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
     if spend != "batches" or plan.smaller_batches:
         return plan
     # In float64, so that the mean of many weights keeps its digits.
-    weights = (
-        None
-        if plan.weights is None
-        else plan.weights / plan.weights.mean(dtype=torch.float64).item()
-    )
+    if plan.weights is None:
+        weights = None
+    else:
+        weights = plan.weights / plan.weights.mean(dtype=torch.float64).item()
     return replace(plan, smaller_batches=True, weights=weights, lr_scale=1.0)
 
 

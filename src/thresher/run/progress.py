@@ -109,7 +109,10 @@ class Progress:
     def end_pass(self) -> None:
         """Ends an epoch at the last batch, because the loop left it early or its length was unknown."""
         yielded = bool(self._marks) and self._marks[-1].epoch == self.epoch
-        last = self._marks.pop() if yielded else Mark(self._attributor.batches, self.epoch, 0, 1)
+        if yielded:
+            last = self._marks.pop()
+        else:
+            last = Mark(self._attributor.batches, self.epoch, 0, 1)
         self._marks.append(last._replace(done=1, of=1))
 
     def finish(self) -> None:

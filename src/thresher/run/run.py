@@ -115,11 +115,10 @@ def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted
     if samples:
         # The share of the last epoch can be far from the others', as for a method that trains the end in full.
         all_of_them = sum(one["kept"] for one in history) / len(history) / samples
-        also = (
-            ""
-            if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE
-            else f" ({all_of_them:.1%} in all epochs)"
-        )
+        if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE:
+            also = ""
+        else:
+            also = f" ({all_of_them:.1%} in all epochs)"
         parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}{also}")
     if entry.get("moved_back"):
         parts.append(f"{entry['moved_back']:,} moved back")

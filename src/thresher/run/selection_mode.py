@@ -45,7 +45,10 @@ def _passes_for_signals(config: RunConfig) -> str:
             f"forward_passes='twice'{way_around(method, 'feature')}"
         )
     # The features are those of the model that makes the pass.
-    scored = config.given.model if scoring is None or scoring.model is None else scoring.model
+    if scoring is None or scoring.model is None:
+        scored = config.given.model
+    else:
+        scored = scoring.model
     if isinstance(scored, nn.Module) and not any(
         isinstance(part, nn.Linear) for part in scored.modules()
     ):
@@ -102,11 +105,10 @@ def selection_mode(config: RunConfig) -> SelectionMode:
         # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
         in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
         if given is None and not in_loop:
-            or_once = (
-                ""
-                if argument == "model"
-                else ", or leave out forward_passes= if the loop calls run.reduce"
-            )
+            if argument == "model":
+                or_once = ""
+            else:
+                or_once = ", or leave out forward_passes= if the loop calls run.reduce"
             raise ValueError(
                 f"{name} chooses by {', '.join(signals)}: pass attach({argument}={argument}){or_once}"
             )
@@ -124,7 +126,9 @@ def selection_mode(config: RunConfig) -> SelectionMode:
 
     reason = lacks_torch()
     if reason is None:
-        return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
+        if may_fall_back:
+            return SelectionMode.IN_FORWARD_AT_FIRST
+        return SelectionMode.IN_FORWARD
     if not may_fall_back:
         raise RuntimeError(
             f"{reason}. Update torch, or use forward_passes='twice', which needs attach(criterion=criterion)."

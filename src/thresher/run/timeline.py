@@ -284,11 +284,10 @@ class Timeline:
         if exhausted and selects:
             # A loop that skips smaller batches trains on none of them.
             size = self._parts.loader.order.batch_size
-            smaller = (
-                ""
-                if rows == size
-                else f", in batches of about {rows} rows instead of {size}; skip none because of its size"
-            )
+            if rows == size:
+                smaller = ""
+            else:
+                smaller = f", in batches of about {rows} rows instead of {size}; skip none because of its size"
             self._warn_once(
                 "A loop over run.loader without training, as for evaluation or torch.optim.swa_utils.update_bn, had only the "
                 f"samples that {self._chooser} keeps for training, not all{smaller}. It does not count as an epoch. Use another "
@@ -438,11 +437,10 @@ class Timeline:
 
     def close_books(self) -> None:
         """Adds the counts of the last epoch to its entry, because its last step may come after the end of the loop."""
-        entry = (
-            None
-            if self.progress.active
-            else self._history.close(self._selection_attached.tracing_s)
-        )
+        if self.progress.active:
+            entry = None
+        else:
+            entry = self._history.close(self._selection_attached.tracing_s)
         if entry is not None:
             self.steps.check_steps(
                 entry["epoch"], entry["steps"], entry["backward"], entry.get("lr_scale", 1.0)
@@ -493,7 +491,10 @@ class Timeline:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the position that `state_dict` returned."""
-        self.planner.current = None if state["plan"] is None else PackedPlan(**state["plan"])
+        if state["plan"] is None:
+            self.planner.current = None
+        else:
+            self.planner.current = PackedPlan(**state["plan"])
         # A model that could not be traced may be traceable when the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
         if attached.instead is not None:

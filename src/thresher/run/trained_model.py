@@ -38,11 +38,10 @@ class TrainedModel:
         self.call = None
         self._parallel = data_parallel(model)
         self._averages = averages(model)
-        self._parts = (
-            []
-            if model is None
-            else [part for part in model.modules() if isinstance(part, SubsetModule)]
-        )
+        if model is None:
+            self._parts = []
+        else:
+            self._parts = [part for part in model.modules() if isinstance(part, SubsetModule)]
         self._whole = _innermost(model)
         if model is None or not subset:
             return
@@ -56,7 +55,10 @@ class TrainedModel:
             return
         # A model that torch.compile returned is compiled inside of the wrapper; one in DistributedDataParallel is wrapped
         # inside of it, so that gradients are still reduced.
-        as_compiled = as_given if self._parallel is None else compiled_like(as_given, inside(model))
+        if self._parallel is None:
+            as_compiled = as_given
+        else:
+            as_compiled = compiled_like(as_given, inside(model))
         self._whole = subset_model = subset_backward(as_compiled)
         self._parts = [subset_model]
         if self._parallel is None:

@@ -38,7 +38,9 @@ class TrainerRun:
     def chooser_of_rows(self) -> Any:
         """Method whose rows are chosen in the loop's forward pass, with a loss divided by these rows; None for others."""
         config = self._config
-        return config.batch_method if config.mode.is_in_forward and not config.by_batch else None
+        if config.mode.is_in_forward and not config.by_batch:
+            return config.batch_method
+        return None
 
 
 @dataclass(frozen=True)

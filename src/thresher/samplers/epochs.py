@@ -32,9 +32,10 @@ class PickedOrder:
 
     def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
         """Returns the ids at positions begin, begin + step, ... below `end`, int64."""
-        places = (
-            slice(begin, end, step) if self._order is None else self._order.piece(begin, end, step)
-        )
+        if self._order is None:
+            places = slice(begin, end, step)
+        else:
+            places = self._order.piece(begin, end, step)
         return self._ids[places].astype(np.int64)
 
 

@@ -94,11 +94,10 @@ class Grouped(BatchComposer):
                 f"Grouped: sample {values.argmax()} has length {values.max()}, above max_tokens={max_tokens}"
             )
         if window is None:
-            batches = (
-                len(values) / batch_size
-                if batch_size
-                else values.sum(dtype=np.float64) / (max_tokens or 1)
-            )
+            if batch_size:
+                batches = len(values) / batch_size
+            else:
+                batches = values.sum(dtype=np.float64) / (max_tokens or 1)
             window = min(max(2, int(math.sqrt(batches) / 3)), 50)
         self._settings = {"batch_size": batch_size, "max_tokens": max_tokens, "window": window}
         self._balance = balance

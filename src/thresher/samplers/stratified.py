@@ -54,11 +54,10 @@ def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDAr
     keys = np.zeros(len(known), dtype=np.uint16 if kinds <= LARGEST_KEY else wide)
     least, scale = _scale(scores, levels)
     for part in chunks(len(keys)):
-        key = (
-            np.zeros(len(keys[part]), dtype=np.int64)
-            if codes is None
-            else codes[part].astype(np.int64) - low
-        )
+        if codes is None:
+            key = np.zeros(len(keys[part]), dtype=np.int64)
+        else:
+            key = codes[part].astype(np.int64) - low
         if scores is not None:
             level = (np.where(np.isfinite(scores[part]), scores[part] - least, 0) * scale).astype(
                 np.int64
@@ -150,11 +149,10 @@ def _deal(
         dealt[group, start:] = turned[: steps - start]
         dealt[group, :start] = turned[steps - start :]
     together = steps == 1 or bool((np.diff(begins) == size).all())
-    columns = (
-        order[begins[0] : begins[0] + size * steps].reshape(steps, size)
-        if together
-        else np.empty_like(dealt.T, order="C")
-    )
+    if together:
+        columns = order[begins[0] : begins[0] + size * steps].reshape(steps, size)
+    else:
+        columns = np.empty_like(dealt.T, order="C")
     torch.from_numpy(columns).copy_(
         torch.from_numpy(dealt).t()
     )  # by blocks that fit the cache, as NumPy does not
@@ -350,7 +348,10 @@ def values_of(labels: Any) -> NDArray[Any]:
             "use_distributed_sampler=False to the Trainer: the batch sampler divides its batches among the processes itself."
         )
     try:
-        values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+        if isinstance(labels, Tensor):
+            values = labels.detach().cpu().numpy()
+        else:
+            values = np.asarray(labels)
     except (TypeError, ValueError, RuntimeError):
         values = np.empty(0, dtype=object)
     kinds = set(map(type, values.flat)) if values.dtype == object else {values.dtype.type}

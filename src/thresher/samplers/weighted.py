@@ -349,9 +349,10 @@ class WeightedSampler(EpochSampler):
         if self._since or self._later is not None:
             weights = torch.from_numpy(self._weights)
             lag = torch.from_numpy(self._begin_lag)
-            later = (
-                None if self._later is None else (self._later[0], torch.from_numpy(self._later[1]))
-            )
+            if self._later is None:
+                later = None
+            else:
+                later = (self._later[0], torch.from_numpy(self._later[1]))
             state["changed"] = {"since": self._since, "values": weights, "lag": lag, "later": later}
         return state
 
@@ -395,11 +396,10 @@ class WeightedSampler(EpochSampler):
         base = rng.seeds(1, self.seed, OWN_KEY)[0]
         last, ids = self._drawn or (epoch + 1, None)
         if last > epoch:
-            self._lag = (
-                self._begin_lag.copy()
-                if len(self._begin_lag)
-                else np.zeros(self.samples, dtype=np.float32)
-            )
+            if len(self._begin_lag):
+                self._lag = self._begin_lag.copy()
+            else:
+                self._lag = np.zeros(self.samples, dtype=np.float32)
             last = self._since - 1
         self._drawn = None  # a draw that is interrupted begins again
         for _ in range(last, epoch):

@@ -195,7 +195,10 @@ def class_outputs(name: str, answer: Answer) -> Tensor:
     """
     outputs = answer.outputs
     if not isinstance(outputs, Tensor) or outputs.dim() != 2:
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        if isinstance(outputs, Tensor):
+            got = tuple(outputs.shape)
+        else:
+            got = type(outputs).__name__
         raise ValueError(f"{name}: outputs must score classes, shape (n, classes), got {got}")
     return outputs
 

@@ -52,7 +52,9 @@ def disagreement_of(probs: Tensor, kind: DisagreementKind) -> Tensor:
         votes = torch.nn.functional.one_hot(probs.argmax(2), probs.shape[2]).sum(0)
         return 1 - votes.amax(1) / len(probs)
     whole = entropy(probs.mean(0))
-    return whole if kind == "entropy" else (whole - entropy(probs).mean(0)).clamp(min=0)
+    if kind == "entropy":
+        return whole
+    return (whole - entropy(probs).mean(0)).clamp(min=0)
 
 
 def disagreement(

@@ -179,11 +179,10 @@ def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
     head = answer.head
     assert head is not None
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):
-        got = (
-            tuple(answer.outputs.shape)
-            if isinstance(answer.outputs, Tensor)
-            else type(answer.outputs).__name__
-        )
+        if isinstance(answer.outputs, Tensor):
+            got = tuple(answer.outputs.shape)
+        else:
+            got = type(answer.outputs).__name__
         raise ValueError(
             f"grand: the model must return the outputs of its last nn.Linear, of shape {(n, head.out_features)}, got {got}. "
             "For other models, use layer='all'."

@@ -125,7 +125,9 @@ def prototypes(
     else:
 
         def targets(batch: Any) -> Any:
-            return batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+            if isinstance(batch, list | tuple) and len(batch) == 2:
+                return batch[1]
+            return None
 
         seen = scan(
             model,

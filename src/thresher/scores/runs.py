@@ -170,11 +170,10 @@ def _run_result(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error})") from error
     cost = result.get("cost", {}) if isinstance(result, dict) else None
-    counts = (
-        [cost.get(name, 0) for name in ("forward", "backward")]
-        if isinstance(cost, dict)
-        else [None]
-    )
+    if isinstance(cost, dict):
+        counts = [cost.get(name, 0) for name in ("forward", "backward")]
+    else:
+        counts = [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ValueError(
             f"{path}: `cost` must have whole numbers `forward` and `backward`. Delete the files of the run, and run the same "

@@ -259,7 +259,9 @@ def layouts_of(node: fx.Node, symbol: Any) -> Any:
 
 def _layout_of_value(value: Any, symbol: Any, node: fx.Node) -> Any:
     if isinstance(value, torch.SymInt):
-        return _multiple(value, symbol) if _follows_batch(value, symbol) else None
+        if _follows_batch(value, symbol):
+            return _multiple(value, symbol)
+        return None
     if not isinstance(value, FakeTensor):
         return None
     axes = [d for d, size in enumerate(value.shape) if _follows_batch(size, symbol)]

@@ -328,11 +328,10 @@ def _rows_and_tangents(
         return None, _complete(ctx, gradients, n)
     masks = [layouts[i].carries(gradients[i], n) for i in carrying]
     # `nonzero` waits for a GPU. This is the price of plain indexing, which `kept_rows` does not pay.
-    rows = (
-        torch.stack(masks).any(0).nonzero().squeeze(1)
-        if masks
-        else torch.empty(0, dtype=torch.int64)
-    )
+    if masks:
+        rows = torch.stack(masks).any(0).nonzero().squeeze(1)
+    else:
+        rows = torch.empty(0, dtype=torch.int64)
     if len(rows) == n:
         return None, _complete(ctx, gradients, n)
     for i in carrying:

@@ -82,7 +82,9 @@ class Layout:
             # the strides of attention heads, for which the kernels of the backward pass were traced.
             selected = parts.permute(order).index_select(place, rows).permute(back)
         selected = selected.expand(sizes)
-        return selected if self.per == 1 else selected.flatten(self.axis, self.axis + 1)
+        if self.per == 1:
+            return selected
+        return selected.flatten(self.axis, self.axis + 1)
 
     def put(self, value: Tensor, rows: Tensor, n: int) -> Tensor:
         """Reverses `take`: returns a tensor of all n samples, with zeros for samples not in `rows`, and sums for repeated ones.
@@ -96,7 +98,9 @@ class Layout:
         shape = list(parts.shape)
         shape[axis] = n
         whole = parts.new_zeros(shape).index_add_(axis, rows, parts)
-        return whole if self.per == 1 else whole.flatten(self.axis, self.axis + 1)
+        if self.per == 1:
+            return whole
+        return whole.flatten(self.axis, self.axis + 1)
 
     def carries(self, value: Tensor, n: int) -> Tensor:
         """Returns which samples have an entry that is not zero, shape (n,), bool."""

@@ -350,11 +350,10 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     for position, saved in enumerate(graphs.saved):
         if isinstance(fakes[position], Tensor):
             # An input is saved as it is, with its own strides.
-            stride = (
-                None
-                if not strides or nodes[saved.index].op == "placeholder"
-                else strides[saved.index]
-            )
+            if not strides or nodes[saved.index].op == "placeholder":
+                stride = None
+            else:
+                stride = strides[saved.index]
             fakes[position] = _as_given(fakes[position], stride, saved.layout)
     backward.graph.output_node().meta["user_visible_output_idxs"] = []
     compiled = compile_fx_inner(backward, list(fakes), is_backward=True)

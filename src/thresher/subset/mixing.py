@@ -418,7 +418,9 @@ def _undo_mixing(
 
 
 def _candidates(layout: Layout) -> list[Layout]:
-    return [layout] if layout.per == 1 else [layout, replace(layout, inner=True)]
+    if layout.per == 1:
+        return [layout]
+    return [layout, replace(layout, inner=True)]
 
 
 def _undo_in_tensor(

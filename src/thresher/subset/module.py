@@ -137,7 +137,10 @@ def _around(model: nn.Module, strict: bool, wanted: bool | None) -> "SubsetBackw
             f"subset_backward: its graphs cannot be compiled: {reason}; or set compile=False."
         )
     # Python looks special methods up in the class, so `__getattr__` cannot forward them.
-    kind = SubsetContainer if hasattr(type(wrapped.module), "__getitem__") else SubsetBackward
+    if hasattr(type(wrapped.module), "__getitem__"):
+        kind = SubsetContainer
+    else:
+        kind = SubsetBackward
     unusable = reason is not None and options is not None
     plain = None if unusable or wrapped.module is model else model
     subset_model = kind(wrapped.module, strict=strict, options=options, plain=plain)
@@ -236,7 +239,10 @@ class SubsetBackward(SubsetModule):
         """Calls the model, compiled if the graphs are."""
         plain = self.__dict__["_plain"]
         if plain is None:
-            plain = self.wrapped if self._options is None else compiled(self.wrapped, self._options)
+            if self._options is None:
+                plain = self.wrapped
+            else:
+                plain = compiled(self.wrapped, self._options)
             self.__dict__["_plain"] = plain
         return plain(*args, **kwargs)
 
@@ -302,11 +308,10 @@ class SubsetBackward(SubsetModule):
             varying = self._shapes.varying(any_size, tensors, likely)
             # A model that needs to know its length, as in a loop over positions, is traced for this length below.
             with contextlib.suppress(Unsupported):
-                graphs = (
-                    self._trace_kind(any_size, settings, tensors, rebuild, sizes, varying)
-                    if varying
-                    else None
-                )
+                if varying:
+                    graphs = self._trace_kind(any_size, settings, tensors, rebuild, sizes, varying)
+                else:
+                    graphs = None
         # Otherwise each further length would be traced at once.
         at_once = self.strict or any_size not in self._refused
         graphs = graphs or self._trace_kind(

@@ -57,7 +57,10 @@ def effects_undone(objects: Iterable[tuple[str, Any]]) -> Iterator[list[str]]:
     finally:
         for label, store, before in held:
             if keys := _restore(store, before):
-                names = [f"{label}{key}" for key in keys] if label.endswith(".") else [label]
+                if label.endswith("."):
+                    names = [f"{label}{key}" for key in keys]
+                else:
+                    names = [label]
                 changed += [name for name in names if name.rpartition(".")[2] not in TENSOR_TABLES]
         # Raised even if the block failed: tracing fails if it meets a tensor that it has itself left in a container.
         if changed and not isinstance(sys.exc_info()[1], KeyboardInterrupt):

@@ -136,9 +136,10 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
     if isinstance(tree, Tensor):
         others = (lambda shape: tuple(shape)) if sizes else len
         # A tensor with another first dimension is shared by all samples, so this size counts.
-        shape = (
-            ("n", others(tree.shape[1:])) if tree.dim() and len(tree) == n else others(tree.shape)
-        )
+        if tree.dim() and len(tree) == n:
+            shape = ("n", others(tree.shape[1:]))
+        else:
+            shape = others(tree.shape)
         channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
         return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
     if isinstance(tree, Mapping):
@@ -192,7 +193,9 @@ class Shapes:
 def autocast(tensors: list[Tensor]) -> torch.dtype | None:
     """Returns the dtype of autocast on the device of the inputs; None without autocast."""
     kind = tensors[0].device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 LONGEST = 64

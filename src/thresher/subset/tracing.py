@@ -156,9 +156,10 @@ def _sizes_of(
         raise Unsupported("its batch size equals another size")
     lengths = tuple(tensors[places[0][0]].shape[places[0][1]] for places in free.values())
     places = [(i, d) for i, t in enumerate(tensors) for d in range(t.dim()) if d or not batched[i]]
-    fixed = (
-        {(i, d): tensors[i].shape[d] for i, d in places if (i, d) not in varying} if free else {}
-    )
+    if free:
+        fixed = {(i, d): tensors[i].shape[d] for i, d in places if (i, d) not in varying}
+    else:
+        fixed = {}
     shared = {
         i: None if (i, 0) in varying else len(t)
         for i, t in enumerate(tensors)
@@ -184,11 +185,10 @@ def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None, varying: Seque
         contiguous = tensor.new_empty((rows, *tensor.shape[1:])).requires_grad_(
             tensor.requires_grad
         )
-        tensor = (
-            contiguous
-            if not channels_last
-            else torch.empty_like(contiguous, memory_format=torch.channels_last)
-        )
+        if not channels_last:
+            tensor = contiguous
+        else:
+            tensor = torch.empty_like(contiguous, memory_format=torch.channels_last)
         tensor = tensor.detach().requires_grad_(contiguous.requires_grad)
     symbolic = {*varying, *([] if rows is None else [0])}
     # DUCK gives equal sizes one symbol, as all inputs with the batch must have.
@@ -361,11 +361,10 @@ OF_ROWS = frozenset(
 def _refuse_dependence_on_rows(graph: fx.GraphModule) -> None:
     """Refuses operations that depend on which rows, or how many, are in the batch."""
     for node in graph.graph.nodes:
-        names = (
-            [argument.name for argument in node.target._schema.arguments]
-            if hasattr(node.target, "_schema")
-            else ()
-        )
+        if hasattr(node.target, "_schema"):
+            names = [argument.name for argument in node.target._schema.arguments]
+        else:
+            names = ()
         arguments = dict(zip(names, node.args, strict=False), **node.kwargs)
         if arguments.get("scale_grad_by_freq"):
             raise Unsupported(

@@ -513,7 +513,9 @@ class _NothingDrawn(TorchDispatchMode):
         if name == "bernoulli":
             drawn = func(*args, **kwargs)
             share = arguments.get("p", arguments["self"])
-            return drawn.copy_(share) if isinstance(share, Tensor) else drawn.fill_(share)
+            if isinstance(share, Tensor):
+                return drawn.copy_(share)
+            return drawn.fill_(share)
         # Other draws, such as a permutation, stay as the seed has them.
         if name in DRAWS:
             return func(*args, **kwargs).fill_(0.5)
@@ -547,7 +549,9 @@ def _draws_differ(pair: tuple[Tensor, Tensor], other: Tensor) -> bool:
 def _precision(value: Tensor) -> torch.dtype:
     """Returns the dtype in which a value was computed: under autocast, a result in float32 was computed in half precision."""
     kind = value.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return value.dtype
 
 
 def _differ(old: Tensor, new: Tensor) -> bool:

@@ -352,7 +352,10 @@ class Exam:
                 records.epoch = epoch
                 records.start_epoch()
                 refreshed = plan.ids[:0] if plan.refresh is None else plan.refresh
-                seen = torch.arange(n) if everyone else torch.cat([plan.ids, refreshed]).unique()
+                if everyone:
+                    seen = torch.arange(n)
+                else:
+                    seen = torch.cat([plan.ids, refreshed]).unique()
                 values = draw_signals(self.generators, kind, seed + epoch, n)
                 with _asked("a merge of its columns"):
                     records.write(seen, {name: column[seen] for name, column in values.items()})
@@ -682,7 +685,9 @@ def _permute(case: Case) -> Case:
 
 
 def _reload(case: Case) -> Case:
-    return replace(case, state=_save_and_load(case.state)) if case.state else case
+    if case.state:
+        return replace(case, state=_save_and_load(case.state))
+    return case
 
 
 def _save_and_load(state: Any) -> Any:

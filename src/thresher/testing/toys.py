@@ -75,7 +75,9 @@ class Toy:
         """Returns an untrained linear model whose weights are all zero."""
         linear = nn.Linear(self.x.shape[1], self.outputs, bias=False)
         nn.init.zeros_(linear.weight)
-        return linear if self.outputs > 1 else nn.Sequential(linear, nn.Flatten(0))
+        if self.outputs > 1:
+            return linear
+        return nn.Sequential(linear, nn.Flatten(0))
 
 
 class Outcome(NamedTuple):

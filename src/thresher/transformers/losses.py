@@ -84,7 +84,10 @@ class ClassLosses:
             or labels.is_floating_point()
             or logits.shape[:-1] != labels.shape
         ):
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            if isinstance(logits, Tensor):
+                got = tuple(logits.shape)
+            else:
+                got = type(logits).__name__
             raise ValueError(
                 f"thresher.transformers.Selection: labels of shape {tuple(labels.shape)} and dtype {labels.dtype} are not "
                 f"classes of the model's logits, {got}. {GIVE_LOSSES}"

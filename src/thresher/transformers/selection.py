@@ -495,11 +495,10 @@ class Selection(Base):
         more = aux_loss(self, outputs, total)
         lengths: Any = self._rows and self._rows[1]
         # The gradients are averaged over the processes, but `total` counts the positions of all processes.
-        scale = (
-            self.accelerator.num_processes
-            if self.args.average_tokens_across_devices and total is not None
-            else 1
-        )
+        if self.args.average_tokens_across_devices and total is not None:
+            scale = self.accelerator.num_processes
+        else:
+            scale = 1
         if self._is_compared():
             losses, valid = self._losses.by_position(outputs, lengths)
             check_same(
@@ -568,7 +567,9 @@ class Selection(Base):
 
     def _users_model(self) -> Any:
         """The model without the wrapper of peft, which has the names of the model's own class."""
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        if hasattr(self.model, "get_base_model"):
+            return self.model.get_base_model()
+        return self.model
 
     def _state_of(self, checkpoint: Any) -> dict[str, Any] | None:
         """Returns what `_save_optimizer_and_scheduler` saved; None for a training from its beginning."""

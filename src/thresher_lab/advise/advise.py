@@ -319,4 +319,6 @@ def _percent(share: float) -> str:
 
 def _milliseconds(seconds: float) -> str:
     """Returns a time in milliseconds: three digits, or all of a number of 100 and more."""
-    return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+    if seconds >= 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{1000 * seconds:.3g} ms"

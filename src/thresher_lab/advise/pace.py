@@ -68,7 +68,9 @@ class Pace:
     @property
     def half_share(self) -> float:
         """Time to compute half a batch as a share of that of a whole one, [0.5, 1]."""
-        return 0.5 if self.half is None else min(1.0, max(0.5, self.half / self.compute))
+        if self.half is None:
+            return 0.5
+        return min(1.0, max(0.5, self.half / self.compute))
 
     def step(self, compute: float, load: float = 1.0) -> float:
         """Returns the seconds of a step that loads a share of a batch, by default all of it, and computes for some seconds."""

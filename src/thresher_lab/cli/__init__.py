@@ -110,7 +110,10 @@ def _warned(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any
 ) -> None:
     """Prints a warning as the other messages of the command; of code with a line to look at, with that line."""
-    where = "" if category is UserWarning else f"{filename}:{lineno}: {category.__name__}: "
+    if category is UserWarning:
+        where = ""
+    else:
+        where = f"{filename}:{lineno}: {category.__name__}: "
     if (said := f"{where}{message}") not in _SAID:
         _SAID.add(said)
         print(f"thresher: {said}", file=sys.stderr)  # noqa: T201

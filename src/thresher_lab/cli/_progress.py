@@ -160,11 +160,10 @@ class RunProgress(Remarks):
         self._runs = runs
         self._done = 0
         self._epochs = epochs
-        tried = (
-            ""
-            if look is None
-            else f"learning rate times {look:g}, tried on seeds that do not count: "
-        )
+        if look is None:
+            tried = ""
+        else:
+            tried = f"learning rate times {look:g}, tried on seeds that do not count: "
         self._print(f"{tried}up to {runs} runs of {epochs} epochs")
         self._progress.reset(self._all, total=runs * epochs)
 

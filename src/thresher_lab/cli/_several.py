@@ -95,11 +95,10 @@ def _joined() -> Any:
     if not torch.accelerator.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1", "yes")
-    device = (
-        torch.device("cpu")
-        if on_cpu
-        else torch.accelerator.current_accelerator(check_available=True)
-    )
+    if on_cpu:
+        device = torch.device("cpu")
+    else:
+        device = torch.accelerator.current_accelerator(check_available=True)
     store, rank, size = next(rendezvous("env://"))
     if not distributed.is_initialized():
         backend = distributed.get_default_backend_for_device(device or "cpu")

@@ -119,7 +119,10 @@ def compare(
     use_device(device)
     training = print_rate(with_batch_of(training_of(script, task), batch_size, accumulate))
     kinds = None if controls is None else parse_controls(controls)
-    kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
+    if budget is None:
+        kept = []
+    else:
+        kept = [f"winnow:share={share:g}" for share in parse_budget(budget)]
     asked = ",".join(filter(None, (methods, *kept)))
     if quick and (until or controls or rates):
         raise ValueError(

@@ -56,18 +56,16 @@ def train(
     from thresher_lab.recipes.task import RecipeTask
 
     out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
-    many = (
-        0
-        if smoke
-        else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    )
+    if smoke:
+        many = 0
+    else:
+        many = max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     options = {"weights": weights, "workers": many if workers is None else workers}
     options |= {} if epochs is None else {"shortened": epochs}
-    named = (
-        SmokeTask.at(recipe, out / "made-up", **options)
-        if smoke
-        else RecipeTask.of(recipe, **options)
-    )
+    if smoke:
+        named = SmokeTask.at(recipe, out / "made-up", **options)
+    else:
+        named = RecipeTask.of(recipe, **options)
     task = named.batched(batch_size, accumulate)
     spec = task.spec(method)
 

@@ -278,11 +278,10 @@ def check_tracker(name: str) -> None:
 
     available = [str(tracker) for tracker in get_available_trackers()]
     if name not in available:
-        why = (
-            "its package is not installed"
-            if name in LOGGER_TYPE_TO_CLASS
-            else "accelerate has no such tracker"
-        )
+        if name in LOGGER_TYPE_TO_CLASS:
+            why = "its package is not installed"
+        else:
+            why = "accelerate has no such tracker"
         raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
 
 
@@ -301,7 +300,9 @@ class ConcurrentRuns:
         """Notes that a run has ended, and returns the mean number of others."""
         now, total = self._now()
         began, before = self._running.pop(key)
-        return round((total - before) / (now - began) - 1, 2) if now > began else 0.0
+        if now > began:
+            return round((total - before) / (now - began) - 1, 2)
+        return 0.0
 
     def _now(self) -> tuple[float, float]:
         """Returns the time, and the sum of the times of all runs until then."""
@@ -498,7 +499,10 @@ class ComparedRuns:
         """Returns the kinds of controls that a method has; of all of them, where none are asked for by name."""
         if not has_controls(spec):
             return ()
-        asked = [kind for kind in CONTROLS if kind not in ON_REQUEST] if kinds is None else kinds
+        if kinds is None:
+            asked = [kind for kind in CONTROLS if kind not in ON_REQUEST]
+        else:
+            asked = kinds
         if self.rates.everywhere is not None:  # a placebo has the rate of its method
             return [kind for kind in asked if kind != "placebo"]
         if kinds is not None:
@@ -588,7 +592,10 @@ class ComparedRuns:
             [job.key for job in first if job.label == name] for name in (label, FULL_TRAINING.label)
         )
         if label not in lengths and all(key in self._done for key in (*own, *full)):
-            clock = "cpu_s" if self._done[asked.key].get("device", "cpu") == "cpu" else "wall_s"
+            if self._done[asked.key].get("device", "cpu") == "cpu":
+                clock = "cpu_s"
+            else:
+                clock = "wall_s"
             share = same_time_share(
                 *([self._done[key][clock] for key in keys] for keys in (own, full))
             )

@@ -204,7 +204,9 @@ def as_placebo(spec: Spec) -> Spec:
         part if _why_none(part) else replace(part, batch={**part.batch, "placebo": True})
         for part in spec.parts
     )
-    return Composition(permuted) if isinstance(spec, Composition) else permuted[0]
+    if isinstance(spec, Composition):
+        return Composition(permuted)
+    return permuted[0]
 
 
 def why_no_placebo_of(spec: Spec) -> str:
@@ -341,9 +343,9 @@ class Rates:
         if self.everywhere is not None:
             return self.everywhere
         of_method = self.chosen.get((method, None), 1.0)
-        return (
-            of_method if kind in (None, "placebo") else self.chosen.get((method, kind), of_method)
-        )
+        if kind in (None, "placebo"):
+            return of_method
+        return self.chosen.get((method, kind), of_method)
 
 
 def parse_rates(text: str) -> list[float]:

@@ -70,7 +70,10 @@ def run_named(run: Path) -> Path:
     stem = run.name.removesuffix(".parquet").removesuffix(".json")
     label = re.sub(r"[^A-Za-z0-9_.@=-]+", "_", stem)  # a label, as files have it
     there = sorted(path.stem for path in run.parent.glob("*.parquet"))
-    matching = [label] if label in there else [name for name in there if name.startswith(label)]
+    if label in there:
+        matching = [label]
+    else:
+        matching = [name for name in there if name.startswith(label)]
     if not matching and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):
         raise FileNotFoundError(
             f"{run} is a comparison; give one of its runs, such as {run / RUNS / inside[0]}"
@@ -108,7 +111,10 @@ def _history_from(row: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
             run["history"], row["loss_by_epoch"], row["trained_by_epoch"], strict=True
         )
     ]
-    target = f" (class {class_name(row['target'], run.get('classes'))})" if "target" in row else ""
+    if "target" in row:
+        target = f" (class {class_name(row['target'], run.get('classes'))})"
+    else:
+        target = ""
     title = (
         f"sample {row['id']}{target} under {run['method']}, seed {run['seed']}: trained on {row['trained']} times, "
         f"skipped in {row['hidden']} of {len(epochs)} epochs"
@@ -121,7 +127,9 @@ def rule_of(run: dict[str, Any]) -> str:
     name = run["method"].partition(" ")[0].partition(":")[0].partition("@")[0]
     info = methods.infos().get(name)
     if info is None:
-        return CONTROLS[name].rule if name in CONTROLS else methods.MethodInfo("", "", "").rule
+        if name in CONTROLS:
+            return CONTROLS[name].rule
+        return methods.MethodInfo("", "", "").rule
     wanted = {field for _, field, _, _ in Formatter().parse(info.rule) if field}
     return info.rule.format(
         **{field: run["settings"].get(field, "its setting") for field in wanted}
@@ -134,4 +142,6 @@ def _skip_reason(rule: str, entry: dict[str, Any]) -> str:
         share += entry.get("dropped_fraction", 0.0)
     if share == 0:
         return "not among the samples of the loader's epoch: by its sampler or drop_last"
-    return rule if share is None else f"{rule} ({share:.1%} of the samples were skipped)"
+    if share is None:
+        return rule
+    return f"{rule} ({share:.1%} of the samples were skipped)"

@@ -118,11 +118,10 @@ class RayWorkers(Slots):
 
     def _submit(self, worker: Any, job: Job) -> Any:
         full = f"{RUNS}/{Job.of(FULL_TRAINING, job.seed, job.rate_of_full).key}{BESIDE['samples']}"
-        files = (
-            {}
-            if job.is_control or not (self._out / full).exists()
-            else {full: (self._out / full).read_bytes()}
-        )
+        if job.is_control or not (self._out / full).exists():
+            files = {}
+        else:
+            files = {full: (self._out / full).read_bytes()}
         return worker.train.options(num_returns="streaming").remote(job, files)
 
     def _receive(self) -> tuple[Any, Message]:

@@ -209,7 +209,9 @@ def _score_with(score: str, made: Ensemble, provenance: dict[str, Any], **how: A
         found = Scores.mean(
             [score_of(seen, trained=cost, provenance=provenance) for seen, cost in runs]
         )
-        return picked_apart(models[0], loader, found, forward) if score == "d2" else found
+        if score == "d2":
+            return picked_apart(models[0], loader, found, forward)
+        return found
     if score == "prototypes":
         pairs = zip(models, made.passes, strict=True)
         settings = {**settings, "seed": how["seed"]}
@@ -273,11 +275,10 @@ def train_ensemble(
             training = first if number == part == 0 else task.training(data, seed)
             if ids is not None:
                 training = replace(training, loader=part_of(training.loader, ids, seed))
-            done = (
-                None
-                if progress is None
-                else partial(progress, len(ensemble.models) + 1, len(seeds) * len(split))
-            )
+            if progress is None:
+                done = None
+            else:
+                done = partial(progress, len(ensemble.models) + 1, len(seeds) * len(split))
             _train(training, epochs, seed, watch, ensemble, done)
             ensemble.trained_on.append(ids)
     return ensemble

@@ -174,11 +174,10 @@ def summarize(
     groups = _grouped_runs(runs)
     full = groups["full", None]
     broken = {place: seeds for place, group in groups.items() if (seeds := _diverged(group))}
-    sound = (
-        {}
-        if ("full", None) in broken
-        else {place: group for place, group in groups.items() if place not in broken}
-    )
+    if ("full", None) in broken:
+        sound = {}
+    else:
+        sound = {place: group for place, group in groups.items() if place not in broken}
     to_full = {
         place: _paired(group, full, any_look=any_look)
         for place, group in sound.items()
@@ -246,18 +245,19 @@ def _time_gap(method: float | None, control: float | None) -> float | None:
     Returns:
         None if a time is unknown.
     """
-    return control / min(1.0, method) - 1 if method and control is not None else None
+    if method and control is not None:
+        return control / min(1.0, method) - 1
+    return None
 
 
 def _is_fair(
     finding: Against, method: Sequence[RunDict], control: Sequence[RunDict], full: Sequence[RunDict]
 ) -> bool:
     """Returns whether a finding holds although the times differ: the winner must not be the one with more time."""
-    clock = (
-        "cpu_ratio"
-        if control[0].get("length", {}).get("clock", "cpu_s") == "cpu_s"
-        else "wall_ratio"
-    )
+    if control[0].get("length", {}).get("clock", "cpu_s") == "cpu_s":
+        clock = "cpu_ratio"
+    else:
+        clock = "wall_ratio"
     gap = _time_gap(*(_summary_row(runs, full)[clock] for runs in (method, control)))
     if gap is None or abs(gap) <= TIME_TOLERANCE:
         return gap is not None
@@ -319,7 +319,9 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
 def _label(runs: Sequence[RunDict], cost: float) -> str:
     """Returns the label of a method; or of a control, with the mean of the costs, which differ by seed."""
     kind = kind_of(runs[0])
-    return runs[0]["method"] if kind in (None, SAME_TIME) else f"{kind}@{cost:.3f}"
+    if kind in (None, SAME_TIME):
+        return runs[0]["method"]
+    return f"{kind}@{cost:.3f}"
 
 
 def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], measure: str) -> float | None:
@@ -363,7 +365,9 @@ def _verdict(row: RowDict, paired: Paired, margin: str) -> str:
     if row["finding"] == "no loss":
         return f"no loss within the margin of {margin}"
     if row["finding"] == "loses":
-        return f"loses more than the margin of {margin}" if paired.any_look else "loses"
+        if paired.any_look:
+            return f"loses more than the margin of {margin}"
+        return "loses"
     if paired.n < LEAST_SEEDS:
         return f"not enough seeds to tell: {paired.n} of at least {LEAST_SEEDS}"
     if not paired.decides:

@@ -123,9 +123,10 @@ class Failed:
     def error(self) -> RunError | RunValueError:
         """The error that is raised where the comparison runs; the traceback is that of the job."""
         refused = issubclass(self.kind, RunRefusedError)
-        error = (
-            self.kind(self.job, self.why) if refused else self.kind(f"{self.job.name}: {self.why}")
-        )
+        if refused:
+            error = self.kind(self.job, self.why)
+        else:
+            error = self.kind(f"{self.job.name}: {self.why}")
         error.__cause__ = RuntimeError(f"\n{self.trace}")
         return error
 
@@ -442,7 +443,9 @@ class Trainer:
             )
 
     def _beside(self, job: Job, kind: str) -> Path | None:
-        return None if self._samples is None else self._samples / f"{job.key}{BESIDE[kind]}"
+        if self._samples is None:
+            return None
+        return self._samples / f"{job.key}{BESIDE[kind]}"
 
     def _write_shown(self, job: Job, training: Training) -> None:
         """Writes what the samples that stand out in a run look like, where its training can show them; not for controls."""

@@ -42,11 +42,10 @@ def with_batch(
         return recipe
     batch = before.model_copy(update={"workers": 1, "per_worker": asked[0], "accumulate": asked[1]})
     factor, _ = SCALED[recipe.optimizer.name]
-    rate = (
-        rate_of(recipe)
-        if batch.step == before.step
-        else rate_of(recipe) * factor(batch.step / before.step)
-    )
+    if batch.step == before.step:
+        rate = rate_of(recipe)
+    else:
+        rate = rate_of(recipe) * factor(batch.step / before.step)
     optimizer = OptimizerSection.model_validate(
         recipe.optimizer.model_dump() | {"lr": rate, "lr_per": "batch"}
     )

@@ -197,11 +197,10 @@ class ImageDataset(Dataset[tuple[Tensor, Any]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         stored = self._images[index]
         target = self.targets[index]
-        image = (
-            open_image(stored)
-            if isinstance(stored, Path)
-            else Image.fromarray(stored.permute(1, 2, 0).numpy())
-        )
+        if isinstance(stored, Path):
+            image = open_image(stored)
+        else:
+            image = Image.fromarray(stored.permute(1, 2, 0).numpy())
         return self._transform(image), target if self._soft is None else self._soft(target)
 
 

@@ -58,11 +58,10 @@ class WideBlock(nn.Module):
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.relu = nn.ReLU(inplace=True)
-        self.shortcut = (
-            None
-            if inputs == outputs and stride == 1
-            else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-        )
+        if inputs == outputs and stride == 1:
+            self.shortcut = None
+        else:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""

@@ -293,7 +293,9 @@ def with_batch_of(
         times *= factor
     else:
         size *= factor
-    return name if (size, times) == (batch.size, batch.accumulate) else f"{name}@{size}x{times}"
+    if (size, times) == (batch.size, batch.accumulate):
+        return name
+    return f"{name}@{size}x{times}"
 
 
 def task_of(name: str) -> Trainable:

@@ -371,7 +371,9 @@ def validated(content: Mapping[str, Any], path: Path, *, inside: str = "") -> Re
 
 def display_path(path: Path) -> str:
     """Returns the path of a recipe's file in the form that messages use."""
-    return str(Path("recipes") / path.name) if path.parent == folder() else str(path)
+    if path.parent == folder():
+        return str(Path("recipes") / path.name)
+    return str(path)
 
 
 def _problem(error: Any) -> str:

@@ -64,7 +64,9 @@ class WeightAverage:
     @property
     def model(self) -> nn.Module:
         """The network with averaged weights; before the first update the network itself."""
-        return self._averaged.module if self._averaged.n_averaged else self._own
+        if self._averaged.n_averaged:
+            return self._averaged.module
+        return self._own
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the average and the number of steps."""
@@ -164,7 +166,9 @@ class Measure:
             )
         model.train()
         assert isinstance(total, Tensor)
-        return mean_iou(total) if self.metric == "mean IoU" else float(total[0] / total[1])
+        if self.metric == "mean IoU":
+            return mean_iou(total)
+        return float(total[0] / total[1])
 
     def tested(self, model: nn.Module) -> nn.Module:
         """Returns the network that is measured: the model, or the average of its weights."""
@@ -237,7 +241,9 @@ class RecipeTask:
         from thresher_lab.tasks import built_in
 
         name = self.settings.data.task
-        return None if name is None else self.naming_file(lambda: built_in(name))
+        if name is None:
+            return None
+        return self.naming_file(lambda: built_in(name))
 
     def naming_file(self, act: Callable[[], Any]) -> Any:
         """Returns the result of a function; an error of it gets the name of the recipe's file."""
@@ -274,7 +280,10 @@ class RecipeTask:
 
     def scaled(self, spec: Spec) -> Spec:
         """Returns a method whose counts of epochs shrink with the epochs; those of batches grow where batches are smaller."""
-        batches = 1.0 if self.before is None else self.before.batch.size / self.settings.batch.size
+        if self.before is None:
+            batches = 1.0
+        else:
+            batches = self.before.batch.size / self.settings.batch.size
         return scale_counts(
             spec, warmup_epochs=min(1.0, self.epochs / self.settings.epochs), warmup_steps=batches
         )
@@ -385,9 +394,10 @@ def criterion_of(recipe: Recipe) -> nn.Module:
     if recipe.loss.name == "mse":
         return nn.MSELoss()
     class_weights = recipe.loss.class_weights
-    weights = (
-        None if class_weights is None else torch.tensor(class_weights, device=PartialState().device)
-    )
+    if class_weights is None:
+        weights = None
+    else:
+        weights = torch.tensor(class_weights, device=PartialState().device)
     return nn.CrossEntropyLoss(
         weights, label_smoothing=0.0 if recipe.loss.soft_targets else recipe.loss.label_smoothing
     )

@@ -82,7 +82,9 @@ def write_chart_images(results: ResultsDict, samples: Samples, folder: Path) -> 
 
 def _suffix(number: int, label: str) -> str:
     """Returns the suffix of a view's file name; its number distinguishes labels that become the same file name."""
-    return f"-{number}-{re.sub(r'[^A-Za-z0-9_.=]+', '-', label)[:60].strip('-')}" if label else ""
+    if label:
+        return f"-{number}-{re.sub(r'[^A-Za-z0-9_.=]+', '-', label)[:60].strip('-')}"
+    return ""
 
 
 def _render(browser: str, figures: list[str]) -> list[bytes]:

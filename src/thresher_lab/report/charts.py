@@ -129,7 +129,9 @@ def empty_figure(x: str, y: str, **layout: Any) -> go.Figure:
 def epoch_figure(results: ResultsDict, y: str) -> go.Figure:
     """Returns a figure without data whose x axis is the epoch, with ticks at whole numbers."""
     figure = empty_figure("epoch", y)
-    return figure.update_xaxes(dtick=1) if results["epochs"] <= FEW_EPOCHS else figure
+    if results["epochs"] <= FEW_EPOCHS:
+        return figure.update_xaxes(dtick=1)
+    return figure
 
 
 def line_trace(

@@ -67,11 +67,10 @@ def _points(
     method: str, of: Look, change: NDArray[np.float64], names: list[str], shift: float
 ) -> go.Scatter:
     seeds = len(change)
-    half = (
-        stats.t.ppf(0.975, seeds - 1) * change.std(0, ddof=1) / seeds**0.5
-        if seeds > 1
-        else np.full(change.shape[1], np.nan)
-    )
+    if seeds > 1:
+        half = stats.t.ppf(0.975, seeds - 1) * change.std(0, ddof=1) / seeds**0.5
+    else:
+        half = np.full(change.shape[1], np.nan)
     bar = {"type": "data", "array": short(half), "color": of.color, "thickness": 2, "width": 4}
     says = "%{text}: %{x:+.3g} points<extra></extra>"
     y = shift + np.arange(len(names))

@@ -100,7 +100,9 @@ def _is_default(field: Any, value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Returns tuples as lists, as JSON does."""
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value
 
 
 def _value(value: Any) -> str:
@@ -276,7 +278,10 @@ def _forest_row(
     label = row["method"] if control is None else f"{CONTROLS[control].words}"
     shown = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
     ratio, time = time_of(row, results)
-    cost = f"cost {row['cost_ratio']:.2f}" if ratio is None else f"{ratio:.2f} of the {time}"
+    if ratio is None:
+        cost = f"cost {row['cost_ratio']:.2f}"
+    else:
+        cost = f"{ratio:.2f} of the {time}"
     amount = f"{scale * row['difference']:{'+.2f' if scale == 100 else '+.3g'}}"
     x = at(scale * row["difference"])
     y = top + 27

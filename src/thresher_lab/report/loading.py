@@ -143,4 +143,6 @@ def by_epoch(
         dtype=np.float64,
     )
     known = np.isfinite(values).all(axis=0)
-    return (np.flatnonzero(known) + 1, values[:, known]) if known.any() else None
+    if known.any():
+        return (np.flatnonzero(known) + 1, values[:, known])
+    return None

@@ -97,11 +97,10 @@ def figure(data_map: DataMap, rows: NDArray[np.int64], classes: Sequence[str] | 
         classes: Names of the classes; None if they have none.
     """
     chart = empty_figure("variability", "confidence", height=520)
-    names = (
-        None
-        if "label" not in data_map
-        else [_name(data_map["label"][row], classes) for row in rows]
-    )
+    if "label" not in data_map:
+        names = None
+    else:
+        names = [_name(data_map["label"][row], classes) for row in rows]
     chart.add_trace(
         go.Scatter(
             x=short(data_map["variability"][rows]),
@@ -151,7 +150,10 @@ def ids_that_stand_out(data_map: DataMap) -> dict[str, NDArray[np.int64]]:
             PER_SHEET, by_class=True
         )
     seen = np.flatnonzero(data_map["times_seen"] > 0)
-    spread = data_map["variability"] if "variability" in data_map else data_map["loss_spread"]
+    if "variability" in data_map:
+        spread = data_map["variability"]
+    else:
+        spread = data_map["loss_spread"]
     for title, values in (
         ("The network changes its mind", -spread),
         ("The easiest", data_map["suspicion"]),
@@ -201,5 +203,8 @@ def _card(data_map: DataMap, number: int, classes: Sequence[str] | None, show: A
     try:
         return data_map.card(number, classes=classes, show=show)
     except Exception as error:  # of `show` or the dataset, which are the user's
-        message = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, TypeError):
+            message = str(error)
+        else:
+            message = f"{type(error).__name__}: {error}"
         return data_map.card(number, classes=classes, show=lambda _: message)

@@ -89,11 +89,10 @@ def as_markdown(results: ResultsDict) -> str:
 def _cells(row: dict[str, Any], results: ResultsDict) -> tuple[str, ...]:
     show, signed = forms(results)
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
-    name = (
-        f"`{row['method']}`"
-        if row["control_of"] is None
-        else f"  `{row['method']}` for `{row['control_of']}`"
-    )
+    if row["control_of"] is None:
+        name = f"`{row['method']}`"
+    else:
+        name = f"  `{row['method']}` for `{row['control_of']}`"
     ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
     shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
     mean = f"{show(row['mean'])}{spread}"
@@ -488,7 +487,9 @@ def _controls_in_words(results: ResultsDict) -> str:
 
 def margin_text(results: ResultsDict, margin: float | None) -> str:
     """Returns the margin with its unit: points where the metric is a share, else nothing."""
-    return "" if margin is None else f"{margin:g}{' points' if is_share(results['runs']) else ''}"
+    if margin is None:
+        return ""
+    return f"{margin:g}{' points' if is_share(results['runs']) else ''}"
 
 
 def _method_settings(results: ResultsDict) -> dict[str, dict[str, str]]:

@@ -61,7 +61,10 @@ def sheets(
     """
     held = sorted(histories(results, samples).items(), key=lambda item: item[0] == "full")
     of_methods = {method: next(iter(of_seeds.items())) for method, of_seeds in held}
-    most = MOST_TOGETHER if images is None and not shown else cards_per_sheet(len(of_methods))
+    if images is None and not shown:
+        most = MOST_TOGETHER
+    else:
+        most = cards_per_sheet(len(of_methods))
     by_method: dict[str, list[Sheet]] = {}
     for method, (seed, history) in of_methods.items():
         if len(history.ids):

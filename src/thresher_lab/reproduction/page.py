@@ -217,7 +217,9 @@ def _trained_on(found: Mapping[str, Any]) -> str:
         return ""
     if found["parts"][0]["task"] == name:
         return f"on `{name}` "
-    return "at full size " if "at full size" in found["paper"] else "with our recipe "
+    if "at full size" in found["paper"]:
+        return "at full size "
+    return "with our recipe "
 
 
 def _counted(group: Sentence) -> str:
@@ -231,11 +233,10 @@ def _measured(group: Sentence) -> str:
     """
     group = [one for one in group if one[1]["verdict"] != "not tested"] or group
     found, worst = group[0]
-    best = (
-        f"; best of {len(group)}: {_figure({**group[-1][1], 'ci95': None, 'unit': ''})}"
-        if len(group) > 1
-        else ""
-    )
+    if len(group) > 1:
+        best = f"; best of {len(group)}: {_figure({**group[-1][1], 'ci95': None, 'unit': ''})}"
+    else:
+        best = ""
     number = len(found["seeds"])
     seeds = f"; {number} seeds" if number != len(FIVE_SEEDS) else ""
     return f"{worst['claim']}: {_figure(worst)}, limit {_limit(worst)}{best}{seeds}"

@@ -173,9 +173,10 @@ def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]
         FileNotFoundError: No folder is given, or no set is complete; the message names the sets and the missing files.
     """
     data_folder = given_folder(folder)
-    problem = (
-        "no folder was given" if data_folder is None else f"none of its files is in {data_folder}"
-    )
+    if data_folder is None:
+        problem = "no folder was given"
+    else:
+        problem = f"none of its files is in {data_folder}"
     for place, names in [
         (place, names)
         for name, names in sets.items()
@@ -484,7 +485,9 @@ def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
 
 
 def _dtype_and_shape(values: NDArray[np.generic] | None) -> str:
-    return "none" if values is None else f"{values.dtype} of shape {values.shape}"
+    if values is None:
+        return "none"
+    return f"{values.dtype} of shape {values.shape}"
 
 
 def _cnn_of_turned() -> nn.Module:

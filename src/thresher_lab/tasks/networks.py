@@ -158,9 +158,10 @@ class ResidualBlock(nn.Module):
         names = ("conv1", "norm1", "relu", "conv2", "norm2")
         parts = (*_conv(inputs, outputs, stride), nn.ReLU(inplace=True), *_conv(outputs, outputs))
         self.residual = nn.Sequential(OrderedDict(zip(names, parts, strict=True)))
-        self.shortcut = (
-            nn.Identity() if same else nn.Sequential(*_conv(inputs, outputs, stride, size=1))
-        )
+        if same:
+            self.shortcut = nn.Identity()
+        else:
+            self.shortcut = nn.Sequential(*_conv(inputs, outputs, stride, size=1))
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:

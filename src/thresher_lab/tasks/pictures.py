@@ -36,7 +36,9 @@ def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
     low = inputs.amin((0, 2, 3), keepdim=True)
     high = inputs.amax((0, 2, 3), keepdim=True)
     pixels = (255 * (inputs - low) / (high - low)).round().to(torch.uint8).numpy()
-    return pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)
+    if pixels.shape[1] == 1:
+        return pixels[:, 0]
+    return pixels.transpose(0, 2, 3, 1)
 
 
 def png_base64(pixels: NDArray[np.uint8]) -> str:

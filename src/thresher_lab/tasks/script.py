@@ -101,11 +101,10 @@ class Script:
             kinds = ast.FunctionDef, ast.ClassDef
             defined = sorted(node.name for node in tree.body if isinstance(node, kinds))
             near = nearest_name(function, defined)
-            has = (
-                f"did you mean {near!r}?"
-                if near is not None
-                else f"it defines {', '.join(defined) or 'nothing'}"
-            )
+            if near is not None:
+                has = f"did you mean {near!r}?"
+            else:
+                has = f"it defines {', '.join(defined) or 'nothing'}"
             raise ValueError(f"{path} has no {function!r}; {has}")
         if path.stem in RESERVED_NAMES:
             raise ValueError(
@@ -229,7 +228,10 @@ def takes_overrides(data: Any) -> bool:
     Args:
         data: Data of a task.
     """
-    parameters = inspect.signature(data).parameters.values() if inspect.isfunction(data) else ()
+    if inspect.isfunction(data):
+        parameters = inspect.signature(data).parameters.values()
+    else:
+        parameters = ()
     return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
 
 
@@ -252,11 +254,10 @@ def _by_name(returned: Any, call: str) -> dict[str, Any]:
     ):
         return dict(zip(in_order, cast(tuple[Any, ...], returned), strict=False))
     if not isinstance(returned, dict):
-        got = (
-            f"{len(cast(tuple[Any, ...], returned))} of them"
-            if isinstance(returned, tuple)
-            else type(returned).__name__
-        )
+        if isinstance(returned, tuple):
+            got = f"{len(cast(tuple[Any, ...], returned))} of them"
+        else:
+            got = type(returned).__name__
         raise ValueError(
             f"{call} must return a tuple of {', '.join(needed)} and, if wanted, schedule, or a dict with these names; got {got}"
         )
@@ -365,7 +366,10 @@ def _local_imports(path: Path, found: dict[Path, ast.Module]) -> dict[Path, ast.
     """Returns the code, by path, of a file and of the modules in its folder that it imports, directly or not."""
     found[path] = ast.parse(path.read_bytes())
     for node in ast.walk(found[path]):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            modules = []
         modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         for module in modules:
             beside = path.parent / f"{module.replace('.', '/')}.py"

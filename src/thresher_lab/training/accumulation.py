@@ -57,11 +57,10 @@ def share_of(criterion: Any, targets: Any) -> Tensor | float:
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or not are_classes:
         return float(find_batch_size(targets))
     counts = targets != criterion.ignore_index
-    weights = (
-        counts
-        if criterion.weight is None
-        else criterion.weight[(targets * counts).to(criterion.weight.device)]
-    )
+    if criterion.weight is None:
+        weights = counts
+    else:
+        weights = criterion.weight[(targets * counts).to(criterion.weight.device)]
     return (weights * counts.to(weights.device)).sum() * (len(targets) / targets.numel())
 
 
@@ -93,7 +92,9 @@ class GradientSum:
         Args:
             last: Whether the batch may be the last one of the step.
         """
-        return nullcontext() if last else self._accelerator.no_sync(self._model)
+        if last:
+            return nullcontext()
+        return self._accelerator.no_sync(self._model)
 
     def weighted(self, loss: Tensor, targets: Any) -> Tensor:
         """Returns a mean loss times the share of its samples in a step with full batches.

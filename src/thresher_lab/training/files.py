@@ -455,9 +455,10 @@ def read_checked(path: Path, kind: type[Kind], remedy: str) -> Any:
         TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         problems = [_problem(one) for one in error.errors(include_url=False)]
-        more = (
-            f"; and {len(problems) - MOST_PROBLEMS} more" if len(problems) > MOST_PROBLEMS else ""
-        )
+        if len(problems) > MOST_PROBLEMS:
+            more = f"; and {len(problems) - MOST_PROBLEMS} more"
+        else:
+            more = ""
         raise ValueError(f"{path}: {'; '.join(problems[:MOST_PROBLEMS])}{more}. {remedy}") from None
     return content
 

@@ -391,7 +391,10 @@ class Session:
         if self.training.accumulate == 1:
             return partial(self._step, islice(self.run.loader, steps))
         try:
-            total = len(self.run.loader) if steps is None else min(len(self.run.loader), steps)
+            if steps is None:
+                total = len(self.run.loader)
+            else:
+                total = min(len(self.run.loader), steps)
         except TypeError:  # of a batch method that keeps rows by chance
             total = None
         groups = Groups(islice(self.run.loader, steps), self.training.accumulate, total)
@@ -730,13 +733,17 @@ def _network(model: nn.Module) -> nn.Module:
             f"{number_of_processes()} processes train with DistributedDataParallel here, and accelerate is configured for "
             f"{type(model).__name__}: choose multi-GPU or multi-CPU in `accelerate config`, or start the command by torchrun."
         )
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    if isinstance(model, DistributedDataParallel):
+        return model.module
+    return model
 
 
 def _device_of(accelerator: Accelerator) -> str:
     """Returns the device of a run for its results, with the number of processes where there are several."""
     several = number_of_processes()
-    return str(accelerator.device) if several == 1 else f"{several} x {accelerator.device.type}"
+    if several == 1:
+        return str(accelerator.device)
+    return f"{several} x {accelerator.device.type}"
 
 
 def _accelerator(trackers: Any, track_to: Path | None, name: str, spec: Spec) -> Accelerator:

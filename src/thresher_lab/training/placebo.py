@@ -65,7 +65,10 @@ def placebo_of(method: Method) -> Any:
     if reason := why_no_placebo(method):
         raise ValueError(reason)
     kind = type(method)
-    plan = {"plan_epoch": _plan_epoch} if method.stage == "epoch" else {"plan_batch": _plan_batch}
+    if method.stage == "epoch":
+        plan = {"plan_epoch": _plan_epoch}
+    else:
+        plan = {"plan_batch": _plan_batch}
     permuted = type(kind.__name__ + NAME, (kind,), {**plan, "__doc__": kind.__doc__})
     copied = object.__new__(permuted)
     vars(copied).update(vars(method))

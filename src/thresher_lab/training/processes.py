@@ -146,7 +146,10 @@ def shard_loader(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
         return loader
     batch = loader.batch_size
     if batch is None or batch % size:
-        many = "a batch sampler of its own" if batch is None else f"batches of {batch} samples"
+        if batch is None:
+            many = "a batch sampler of its own"
+        else:
+            many = f"batches of {batch} samples"
         raise ValueError(
             f"the training loader has {many}, of which {size} processes cannot have equal parts. Start a number of processes "
             "that divides the batch size, change the batch size, or train in one process."

@@ -146,14 +146,14 @@ class Recording:
         self._run = run
         self._elsewhere = own_rank() > 0
         self._classes = class_labels(dataset)
-        self._before = (
-            np.empty(0, dtype=np.int32) if self._elsewhere else _to_numpy(run.trained).copy()
-        )
-        self._epochs = (
-            None
-            if epochs_in is None or self._elsewhere
-            else EpochFile(epochs_in, len(self._before))
-        )
+        if self._elsewhere:
+            self._before = np.empty(0, dtype=np.int32)
+        else:
+            self._before = _to_numpy(run.trained).copy()
+        if epochs_in is None or self._elsewhere:
+            self._epochs = None
+        else:
+            self._epochs = EpochFile(epochs_in, len(self._before))
 
     def epoch(self) -> dict[str, Any]:
         """Returns loss_histogram, easy_share and, with classes, hidden_by_class of the epoch that has just ended."""
@@ -176,7 +176,9 @@ class Recording:
     def state_dict(self) -> dict[str, Any]:
         """Returns the state: tensors and plain values. Finished epochs are not in it but in their file."""
         state: dict[str, Any] = {"before": [torch.from_numpy(self._before)]}
-        return state if self._epochs is None else state | {"epochs": self._epochs.state_dict()}
+        if self._epochs is None:
+            return state
+        return state | {"epochs": self._epochs.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores a state.
@@ -342,7 +344,9 @@ def class_name(number: int, classes: Sequence[str] | None) -> str:
         >>> class_name(1, ["cat", "dog"]), class_name(7, None)
         ('dog', '7')
     """
-    return classes[number] if classes is not None and number < len(classes) else str(number)
+    if classes is not None and number < len(classes):
+        return classes[number]
+    return str(number)
 
 
 def read_history(path: Path) -> RunHistory:
@@ -367,7 +371,9 @@ def read_history(path: Path) -> RunHistory:
 def _matrix(column: Any) -> NDArray[Any]:
     """Returns a column of equally long lists as a matrix with one row per list."""
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), -1) if len(column) else values.reshape(0, 0)
+    if len(column):
+        return values.reshape(len(column), -1)
+    return values.reshape(0, 0)
 
 
 TOP_SHARE = 0.02
@@ -392,7 +398,9 @@ def mean_of_part(losses: NDArray[np.float32], part: str) -> NDArray[np.float64]:
 def _mean_of_sorted(ordered: NDArray[np.float32], part: str) -> float:
     top = max(1, round(TOP_SHARE * len(ordered)))
     chosen = {"all": ordered, "bottom": ordered[:-top], "top": ordered[-top:]}[part]
-    return float(chosen.mean(dtype=np.float64)) if len(chosen) else float("nan")
+    if len(chosen):
+        return float(chosen.mean(dtype=np.float64))
+    return float("nan")
 
 
 MOST_TOGETHER = 12
@@ -450,7 +458,9 @@ def most_hidden_first(history: RunHistory) -> RowOrder:
 def never_hidden_first(history: RunHistory) -> RowOrder:
     """Returns the samples that were trained on in every epoch, the easiest first; none where no sample was ever left out."""
     order = easiest_first(history)
-    return order[history.hidden[order] == 0] if history.hidden.any() else order[:0]
+    if history.hidden.any():
+        return order[history.hidden[order] == 0]
+    return order[:0]
 
 
 def lowest_combined_rank_first(history: RunHistory) -> RowOrder:

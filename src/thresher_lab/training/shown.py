@@ -45,7 +45,10 @@ def shown(given: Any) -> Shown:
     seen = picture_or_text(given)
     if seen is None:
         shape = getattr(given, "shape", None)
-        kind = type(given).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+        if shape is None:
+            kind = type(given).__name__
+        else:
+            kind = f"an array of shape {tuple(shape)}"
         raise UnshowableError(f"must return {ALLOWED}; got {kind}")
     if isinstance(seen, str):
         return {"text": seen if len(seen) <= LONGEST_TEXT else seen[: LONGEST_TEXT - 1] + "…"}

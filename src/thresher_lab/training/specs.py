@@ -138,11 +138,10 @@ class MethodSpec:
     def settings(self) -> dict[str, Any]:
         """All settings, with the defaults if the method is a dataclass, and then the arguments of `thresher.attach`."""
         method = self.create()
-        settings = (
-            asdict(method)
-            if is_dataclass(method) and not isinstance(method, type)
-            else dict(self.given)
-        )
+        if is_dataclass(method) and not isinstance(method, type):
+            settings = asdict(method)
+        else:
+            settings = dict(self.given)
         return {
             **settings,
             **({"forward_passes": "auto"} if "score_every" in _batch_settings(method) else {}),
@@ -326,7 +325,9 @@ def _parse_method(text: str) -> MethodSpec:
 
 
 def _stem(value: Any) -> Any:
-    return Path(value).stem if isinstance(value, str) and value.endswith(SCORES_SUFFIX) else value
+    if isinstance(value, str) and value.endswith(SCORES_SUFFIX):
+        return Path(value).stem
+    return value
 
 
 def _batch_settings(method: Any) -> tuple[str, ...]:

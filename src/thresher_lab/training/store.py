@@ -219,7 +219,9 @@ def _is_same(name: str, held: Any, value: Any) -> bool:
 def _script(task: str) -> tuple[str, str] | None:
     """Returns the name of a script and its function; None for a task of this package."""
     path, _, function = task.rpartition(":")
-    return (re.split(r"[\\/]", path)[-1], function) if path.endswith(".py") else None
+    if path.endswith(".py"):
+        return (re.split(r"[\\/]", path)[-1], function)
+    return None
 
 
 def _difference(name: str, held: Any, value: Any, identity: dict[str, Any]) -> str:
@@ -237,9 +239,9 @@ def _difference(name: str, held: Any, value: Any, identity: dict[str, Any]) -> s
 
 
 def _as_text(value: Any) -> str:
-    return (
-        ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-    )
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return str(value)
 
 
 class Stateful(Protocol):

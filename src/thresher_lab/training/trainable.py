@@ -84,7 +84,10 @@ class Training:
         if self.forward is not None:
             return self.forward(model, batch)
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            got = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
+            if isinstance(batch, list | tuple):
+                got = f"{len(batch)} parts"
+            else:
+                got = type(batch).__name__
             raise ValueError(
                 f"batches must be pairs of inputs and targets, got {got}; return forward=function, too, with "
                 "function(model, batch) -> (outputs, targets), or give the loader a collate_fn that makes pairs"

@@ -132,7 +132,10 @@ def metric_of(args: Any, metrics: Mapping[str, float], epoch: int = 0) -> tuple[
             f"evaluate() returned no {name}, but {there}: name one of them by metric_for_best_model"
         )
     value = loop.finite(metrics[name], epoch)
-    larger = not name.endswith("loss") if args.greater_is_better is None else args.greater_is_better
+    if args.greater_is_better is None:
+        larger = not name.endswith("loss")
+    else:
+        larger = args.greater_is_better
     return (name, value) if larger else (f"-{name}", -value)
 
 
