@@ -452,7 +452,7 @@ class Conclusion:
 
     Args:
         pick: Row of the summary that is picked, of a method or of a control; None if nothing is.
-        sentences: What to use; the verdict, time and differences of the pick or of the closest method; what would decide.
+        sentences: Advice; the verdict, time and differences of the pick or of the closest method; what would decide.
     """
 
     pick: RowDict | None
