@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thresher.group_table import GroupTable
+from thresher.warning import warn
 
 BLOCKS = 5
 FIRST_BLOCK = 25
@@ -107,7 +108,8 @@ def read_answers(reviewed: Any) -> dict[int, tuple[int | None, bool]]:
                 raise ValueError(
                     f"precision: {reviewed} must have the columns {', '.join(COLUMNS)}, separated by commas"
                 )
-            rows = [row for row in table if row["wrong"]]
+            every = [*table]
+        rows = [row for row in every if row["wrong"]]
         known = {"true": True, "false": False, "TRUE": True, "FALSE": False}
         if odd := {row["wrong"] for row in rows} - known.keys():
             raise ValueError(
@@ -117,6 +119,14 @@ def read_answers(reviewed: Any) -> dict[int, tuple[int | None, bool]]:
         answers = {int(row["id"]): (int(row["rank"]), known[row["wrong"]]) for row in rows}
         if len(answers) < len(rows):
             raise ValueError(f"precision: {reviewed} has two answers about a sample; keep one")
+        # Who looks for wrong labels may click nothing below the others.
+        last = max((int(row["rank"]) for row in rows), default=0)
+        skipped = sum(int(row["rank"]) < last for row in every if not row["wrong"])
+        if skipped and all(wrong for _, wrong in answers.values()):
+            warn(
+                f'precision: all answers are "wrong", and {skipped} samples between them have none, and are left out. If their '
+                'labels are right, answer "right": without these answers, the number of wrong labels is too large.'
+            )
         return answers
     if not isinstance(reviewed, Mapping) or not all(
         isinstance(wrong, bool | np.bool_) for wrong in reviewed.values()

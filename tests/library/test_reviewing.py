@@ -151,6 +151,13 @@ def test_answers_are_read_from_the_file_of_a_sheet(tmp_path):
     )
 
 
+def test_answers_about_wrong_labels_only_are_named(tmp_path):
+    path = tmp_path / "answers.csv"
+    path.write_text("id,rank,wrong\n0,1,true\n1,2,\n2,3,\n3,4,true\n4,5,\n")
+    with pytest.warns(UserWarning, match='all answers are "wrong", and 2 samples between them'):
+        ranked(6).precision(path)
+
+
 class OtherPath:
     """A path that is no `pathlib.Path`."""
 
