@@ -2,13 +2,12 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher.distributed.world import ALONE, World
@@ -216,8 +215,8 @@ class Order(ABC):
     def _check_sampler(self, plan: PackedPlan) -> None:
         """Checks that the sampler still yields the samples that it yielded when the run was attached."""
 
-    def _iterate(self, plan: PackedPlan) -> Iterator[Tensor] | None:
-        """Returns the ids in batches, as the sampler yields them, if it must not be asked in advance; else None."""
+    def _unforeseen(self, plan: PackedPlan) -> UnforeseenEpoch | None:
+        """Returns an epoch with this plan if its sampler must not be asked for ids in advance; else None."""
         return None
 
     def generators(self) -> list[torch.Generator]:
@@ -275,13 +274,14 @@ class Order(ABC):
         if self._epochs is not None:
             epoch = self._epochs.begin(resumed=resumed, drawn=plan.drawn)
         self._begun = weakref.ref(plan), epoch
-        # An error about the batches comes before any process draws.
-        layout = known(lambda: self.lay_out(plan, epoch))
-        batches = self._iterate(plan)
-        if batches is None:
-            return lambda: self._deal(plan, epoch)
-        rows = None if layout is None else int(layout[0][-1])
-        return lambda: UnforeseenEpoch(batches, rows, plan.weights, drop_last=self.drop_last)
+        unforeseen = self._unforeseen(plan)
+        # The batches of an endless sampler, such as minGPT's of 10^10 draws, are too many to list.
+        if unforeseen is None or plan.smaller:
+            # An error about the batches comes before any process draws.
+            known(lambda: self.lay_out(plan, epoch))
+        if unforeseen is not None:
+            return lambda: unforeseen
+        return lambda: self._deal(plan, epoch)
 
     def _deal(self, plan: PackedPlan, epoch: int) -> Epoch:
         whole = self.compose(plan, epoch)

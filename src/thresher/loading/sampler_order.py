@@ -22,8 +22,16 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.world import agree
-from thresher.loading.epoch import ComposedEpoch, Piece, choose, do_nothing, pad, small_dtype
-from thresher.loading.order import Order, SamplerEpochs
+from thresher.loading.epoch import (
+    ComposedEpoch,
+    Piece,
+    UnforeseenEpoch,
+    choose,
+    do_nothing,
+    pad,
+    small_dtype,
+)
+from thresher.loading.order import Order, SamplerEpochs, known
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
     ONCE,
@@ -335,11 +343,15 @@ class SamplerOrder(Order):
                 "attach again after the sampler has changed."
             )
 
-    def _iterate(self, plan: PackedPlan) -> Iterator[Tensor] | None:
+    def _unforeseen(self, plan: PackedPlan) -> UnforeseenEpoch | None:
         # The ids of other samplers are taken as the plain loader takes them: they may draw random numbers between two batches,
         # or have no end.
-        known = self._world.size > 1 or self._epochs is not None or self.is_known
-        return None if known or not plan.everything else self._as_it_comes()
+        if self._world.size > 1 or self._epochs is not None or self.is_known or not plan.everything:
+            return None
+        rows = known(lambda: self.rows_of(plan))
+        if rows is not None and self.drop_last:
+            rows -= rows % self.batch_size
+        return UnforeseenEpoch(self._as_it_comes(), rows, plan.weights, drop_last=self.drop_last)
 
     def _as_it_comes(self) -> Iterator[Tensor]:
         ids = iter(self._iterated())

@@ -61,4 +61,4 @@ def test_the_runs_that_choose_rates_are_counted(tmp_path, called):
     )
     assert len(json.loads((tmp_path / "plan.json").read_text())["looks"]) == 8
     done = called(*given, "--until", "decided", "--dry-run")
-    assert "These are the most; training stops when every verdict is decided." in done.stdout
+    assert "This is the maximum: training stops when every verdict is decided." in done.stdout

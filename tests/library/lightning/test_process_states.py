@@ -3,12 +3,12 @@
 import pytest
 
 import lightning_cases  # noqa: F401  # prepares the import of lightning
-from thresher.lightning.selection import INTEGRATION
+from thresher.lightning.selection import LIGHTNING_TRAINER
 
 
 def test_another_number_of_processes_is_refused():
-    INTEGRATION.check_processes("the checkpoint", 1, 1)
+    LIGHTNING_TRAINER.check_processes("the checkpoint", 1, 1)
     with pytest.raises(
         ValueError, match=r"saved by 2 processes, but now there are 1\. Use the same number"
     ):
-        INTEGRATION.check_processes("the checkpoint", 2, 1)
+        LIGHTNING_TRAINER.check_processes("the checkpoint", 2, 1)

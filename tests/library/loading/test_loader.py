@@ -481,3 +481,13 @@ next(batches)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_batches_of_an_endless_sampler_are_not_listed(drop_last):
+    data = TensorDataset(torch.arange(8.0)[:, None])
+    sampler = RandomSampler(data, replacement=True, num_samples=10**15)
+    loader = DataLoader(data, 3, sampler=sampler, drop_last=drop_last)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.MSELoss(), epochs=1)
+    [x] = next(iter(run.loader))
+    assert x.shape == (3, 1) and run.ids.tolist() == x[:, 0].tolist()
