@@ -442,6 +442,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
         samples = np.bincount(codes, minlength=len(groups))
         small = samples < at_least
         if small.any():
+            # A group that the source itself names "other" joins them: two rows of one name would not be told apart.
+            small |= groups.astype(str) == "other"
             groups = np.array([*groups[~small].tolist(), "other"], dtype=object)
             codes = np.where(small, len(groups) - 1, np.cumsum(~small) - 1)[codes]
             samples = np.bincount(codes, minlength=len(groups))

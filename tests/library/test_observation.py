@@ -597,6 +597,8 @@ def test_small_sources_are_pooled():
     assert table["group"].tolist() == ["other", 4, 3] and table["samples"].tolist() == [19, 21, 20]
     np.testing.assert_allclose(table["suspects"], [10 / 19, 0, 0])
     assert found.by(source, at_least=21)["group"].tolist() == [4, "other"]
+    names = np.repeat(["other", "a", "b", "c"], [20, 21, 18, 1])
+    assert (found.by(names)["group"] == "other").sum() == 1
     assert found.by(source, at_least=0)["group"].tolist() == [6, 5, 4, 3]
     assert found.by(source, at_least=0)["group"].dtype.kind == "i"
     with pytest.raises(ValueError, match="`at_least` 0 or more, got 6 and -1"):
