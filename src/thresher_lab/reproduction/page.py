@@ -238,7 +238,7 @@ def _measured(group: Sentence) -> str:
     else:
         best = ""
     number = len(found["seeds"])
-    seeds = f"; {number} seeds" if number != len(FIVE_SEEDS) else ""
+    seeds = f"; {number} seed{'s' * (number > 1)}" if number != len(FIVE_SEEDS) else ""
     return f"{worst['claim']}: {_figure(worst)}, limit {_limit(worst)}{best}{seeds}"
 
 
