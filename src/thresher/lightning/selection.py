@@ -597,11 +597,10 @@ class Selection(Callback):
             return  # by time, or by the number of all batches
         if isinstance(every, int):
             trainer.val_check_batch = max(1, every * length // self._full)
+        elif every == 1.0:
+            trainer.val_check_batch = float("inf")
         else:
-            if every == 1.0:
-                trainer.val_check_batch = float("inf")
-            else:
-                trainer.val_check_batch = max(1, int(length * every))
+            trainer.val_check_batch = max(1, int(length * every))
 
     def _leave(self, trainer: Any, *, together: bool = True) -> None:
         """Restores the replaced attributes and the loader, and detaches the run.

@@ -419,11 +419,9 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             )
         if isinstance(sampler, Shuffle):
             dealt = sampler.dealing()
-        else:
-            dealt = (sampler.num_replicas, sampler.rank)
-        if isinstance(sampler, Shuffle):
             source: Any = sampler.data_source
         else:
+            dealt = (sampler.num_replicas, sampler.rank)
             source = sampler.dataset
         read = len(source)
         if read != size:

@@ -531,7 +531,8 @@ class Selection(Base):
             "batches": self._done,
             "pace": pace,
         }
-        state["compared"] = tuple(vars(self._compared).values())
+        compared = self._compared
+        state["compared"] = (compared.divides, compared.direct, compared.classes)
         if self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)
