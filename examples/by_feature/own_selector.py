@@ -1,6 +1,6 @@
 """Let AdaSelection mix a selector of your own with its selectors. Only the method differs from base.py.
 
-Any batch method can be in the pool: one of the library, such as `thresher.Obftf(keep=0.4)`, or a class with these members.
+Any batch method can be in the pool: one of the library, such as `thresher.DivBS(keep=0.4)`, or a class with these members.
 """
 
 from dataclasses import dataclass

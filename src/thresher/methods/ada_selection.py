@@ -125,7 +125,7 @@ def name_in_pool(selector: Selector) -> str:
     """
     if isinstance(selector, str):
         return selector
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(selector).__name__).lower()
+    return re.sub(r"(?<=[^A-Z])(?=[A-Z])", "_", type(selector).__name__).lower()
 
 
 def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -289,7 +289,7 @@ class AdaSelection(KeepLargest):
     Args:
         keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
         pool: The selectors, each once: names out of "big_loss", "small_loss", "uniform", "gradient_norm", "ada_boost",
-            "coreset_extremes", "coreset_center"; or batch methods, such as `Obftf(keep=0.3)`, which vote for the rows that they
+            "coreset_extremes", "coreset_center"; or batch methods, such as `DivBS(keep=0.3)`, which vote for the rows that they
             would keep. Default: the first three names. Published: "big_loss" and "small_loss", alone, with "uniform", or with
             "uniform" and either "gradient_norm" or "coreset_extremes".
         beta: Speed at which weights adapt, [0, 1]: a selector gains weight when the average loss of its samples grows; at 0 all

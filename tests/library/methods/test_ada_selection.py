@@ -16,9 +16,9 @@ from thresher import (
     BigLoss,
     CoresetCenter,
     CoresetExtremes,
+    DivBS,
     GradientNorm,
     Kakurenbo,
-    Obftf,
     RhoLoss,
     SmallLoss,
 )
@@ -604,7 +604,7 @@ def test_at_equal_weights_random_draws_do_not_decide() -> None:
 
 def test_a_batch_method_in_the_pool_votes_for_its_rows() -> None:
     loss = torch.arange(20.0)
-    for member in (Obftf(keep=0.25), CoresetCenter(0.25)):
+    for member in (SmallLoss(0.25), CoresetCenter(0.25)):
         method = AdaSelection(0.25, pool=(member,), curriculum=False)
         signals = {"id": torch.arange(20) * 7, "loss": loss}
         alone = member.plan_batch(signals, {}, step=0, generator=seeded(0))[0].rows
@@ -646,7 +646,7 @@ def test_a_pool_with_a_batch_method_trains() -> None:
     data = TensorDataset(torch.randn(32, 3, generator=seeded(0)), torch.arange(32) % 2)
     net = torch.nn.Linear(3, 2)
     run = thresher.attach(
-        AdaSelection(0.5, pool=("big_loss", "uniform", Obftf(keep=0.5))),
+        AdaSelection(0.5, pool=("big_loss", "uniform", DivBS(keep=0.5))),
         loader=DataLoader(data, 8),
         criterion=torch.nn.CrossEntropyLoss(),
         model=net,
@@ -659,6 +659,6 @@ def test_a_pool_with_a_batch_method_trains() -> None:
             run.criterion(run.model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert {"weight_obftf", "weight_uniform", "random_share"} <= {
+    assert {"weight_div_bs", "weight_uniform", "random_share"} <= {
         name.removeprefix("batch_") for name in run.history[-1]
     }
