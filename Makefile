@@ -146,8 +146,7 @@ mnist-5k: .venv/installed
 	$(BIN)/python -m benchmarks.kept runs/$@/results.json $(RESULTS)/demo-mnist-5k.json
 	$(PAGES)
 
-FURTHER := bls:target=0.4,jest:keep=0.25,mercury:keep=0.5,minibatch_dropping,obftf:keep=0.25,rais:keep=0.5,rs2:keep=0.5
-FURTHER := $(FURTHER),ccs:scores=runs/aum.parquet:keep=0.5,rho_loss:irreducible=runs/irreducible.parquet:keep=0.25
+FURTHER := ccs:scores=runs/aum.parquet:keep=0.5,rho_loss:irreducible=runs/irreducible.parquet:keep=0.25,rs2:keep=0.5
 
 further-methods: .venv/installed
 	$(BIN)/thresher score mnist-5k --score aum --models 1 --epochs 10 --seed 20 --out runs/aum.parquet --force

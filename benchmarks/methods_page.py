@@ -245,7 +245,8 @@ def page(folder: Path = RESULTS) -> str:
         "# The methods",
         "Each method has a page with its settings, its differences to the official code, what is missing, and what was "
         "measured here beside controls of the same cost. `thresher methods NAME` prints the same page "
-        f"without the measurements. [{BY_HAND}]({BY_HAND}) lists what the papers describe and this package does not have.",
+        f"without the measurements. [{BY_HAND}]({BY_HAND}) lists what the papers describe and this package does not "
+        "have, and the methods that were removed.",
         "The order is that of what was measured here beside random samples, fewer epochs and smaller batches of the same "
         "cost, and fewer epochs in the same CPU time, as far as each was trained. A trial is a method with some settings "
         "on one task. It counts as better where its file finds it better than one of these controls and worse than none, "

@@ -40,15 +40,11 @@ METHODS: dict[str, Callable[[], Any]] = {
 OTHERS: dict[str, Callable[[], Any]] = {
     "ImportanceSampling": thresher.ImportanceSampling,
     "ImportanceSampling, unbiased": lambda: thresher.ImportanceSampling(weights="unbiased"),
-    "Mercury": thresher.Mercury,
-    "Rais": thresher.Rais,
     "EpochSelectiveBackprop": thresher.EpochSelectiveBackprop,
     "EpochSelectiveBackprop, rank": lambda: thresher.EpochSelectiveBackprop(percentile="rank"),
     "Forgetting": lambda: thresher.Forgetting(start=1),
     "Forgetting, once": lambda: thresher.Forgetting(start=1, hide="once"),
-    "MinibatchDropping": thresher.MinibatchDropping,
     "InfoBatch, target": lambda: thresher.InfoBatch(target=0.4),
-    "Bls": thresher.Bls,
     "SeTa": thresher.SeTa,
     "SeTa, target": lambda: thresher.SeTa(target=0.5),
     "OrderDp": thresher.OrderDp,
@@ -65,7 +61,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 """The other methods that plan each epoch, of which only the plans are measured. A selection of GRAD-MATCH is not among them: it
 is a search that takes far longer than a plan, see `benchmarks/grad_match`."""
 
-DRAWING = ("ImportanceSampling", "ImportanceSampling, unbiased", "Mercury", "Rais")
+DRAWING = ("ImportanceSampling", "ImportanceSampling, unbiased")
 """Those that draw with repetition."""
 
 WEIGHED = (
@@ -73,7 +69,7 @@ WEIGHED = (
     *(
         name
         for name in OTHERS
-        if name.split(",")[0] in ("Bls", "SeTa", "OrderDp", "RePb", "Ies", "Ucb", "Rcap", "Rs2")
+        if name.split(",")[0] in ("SeTa", "OrderDp", "RePb", "Ies", "Ucb", "Rcap", "Rs2")
     ),
 )
 """Those of which the memory is measured, beside the methods of the other tables."""

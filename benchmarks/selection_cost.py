@@ -31,15 +31,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rho_loss": {"irreducible": Scores(torch.arange(ROWS), torch.linspace(0, 1, ROWS))}
 }
 """Settings that methods require."""
-GIVEN = {"feature", "alignment"}
-"""Signals of passes that are not timed here."""
 CARD_SAYS_WHY = (
     "ada_selection",
     "batch_importance",
     "div_bs",
-    "greats",
-    "jest",
-    "obftf",
     "threshold_keep",
 )
 """Methods that may take longer than the limit, because their cards give the reason."""
@@ -60,18 +55,18 @@ def choosing(
     """Returns a function that makes the choice of one step; the state goes from call to call."""
     adapter, ids = adapt(nn.CrossEntropyLoss()), torch.randperm(ROWS).to(outputs.device)
     wanted, layout = {*requirements_of(method).signals}, RowLayout(ROWS)
-    given = {
-        "feature": torch.randn(ROWS, FEATURES, device=outputs.device),
-        "alignment": torch.randn(ROWS, device=outputs.device),
-    }
+    feature = torch.randn(ROWS, FEATURES, device=outputs.device)
     state, step = method.init_state(), 0
 
     def choose(_: object) -> None:
         nonlocal state, step
         signals = (
-            adapter.signals(outputs, targets, layout, wanted - {"loss", *GIVEN}) if wanted else {}
+            adapter.signals(outputs, targets, layout, wanted - {"loss", "feature"})
+            if wanted
+            else {}
         )
-        signals |= {name: values for name, values in given.items() if name in wanted}
+        if "feature" in wanted:  # of a pass that is not timed here
+            signals["feature"] = feature
         _, state = method.plan_batch(
             {"id": ids, **signals}, state, step=step, generator=rng.seeded(0, step)
         )

@@ -121,7 +121,6 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 OWN_ORDER: dict[str, Callable[[], Any]] = {
     "ImportanceSampling": lambda: thresher.ImportanceSampling(keep=0.7, weights="unbiased"),
-    "Rais": thresher.Rais,
 }
 """Methods that draw the order of training. The loss of a sample that two processes trained on is that of one of them."""
 

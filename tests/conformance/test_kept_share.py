@@ -47,5 +47,5 @@ def test_before_training(name: str, keep: float) -> None:
 
 
 def test_there_are_such_methods() -> None:
-    assert {"threshold_keep", "div_bs", "jest", "greats", "big_loss"} <= set(IN_BATCHES)
+    assert {"threshold_keep", "div_bs", "rho_loss", "big_loss"} <= set(IN_BATCHES)
     assert set(BEFORE) == {"prune", "ccs"}

@@ -58,7 +58,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"prune_fraction": 0.0},
         {"target": 0.4},
     ],
-    "bls": [{}, {"alpha": 0.0, "threshold": 0.8}, {"target": 0.4, "alpha": 0.5}],
     "seta": [
         {},
         {"groups": 3, "window": 0.4, "delta": 0.3, "prune_fraction": 0.5},
@@ -83,8 +82,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"weights": "unbiased", "losses": "last", "keep": 0.3},
         {"first_epoch": "uniform", "keep": 0.5},
     ],
-    "mercury": [{}, {"groups": 1, "keep": 0.3}, {"groups": 100}],
-    "minibatch_dropping": [{"batch_size": 8}, {}, {"drop_fraction": 0.9, "batch_size": 1}],
     "grad_match": [
         {"every": 2, "batch_size": 4, "keep": 0.3},
         {},
@@ -102,7 +99,6 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"beta": 3.0, "bins": 7, "min_probability": 0.1},
         {"percentile": "rank", "beta": 1.0},
     ],
-    "rais": [{}, {"robustness": 0.0, "uniform": 0.0, "keep": 0.3}, {"uniform": 1.0}],
     "ccs": [
         {"scores": SCORES},
         {"scores": SCORES, "keep": 0.5, "drop_hardest": 0.2, "strata": 5, "seed": 1},
@@ -149,10 +145,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
         {"threshold": 0.0, "exponent": 0.5},
         {"keep": 0.1, "threshold": 1.0, "smoothing": 0.0},
     ],
-    "obftf": [{}, {"keep": 0.5, "swaps": 0}],
     "div_bs": [{}, {"keep": 0.3, "gradient": "outputs", "sample": True}],
-    "greats": [{}, {"keep": 0.1, "lr": 0.0}],
-    "jest": [{"irreducible": COMPLETE, "keep": 0.3, "chunks": 3}, {}],
     "threshold_keep": [{}, {"keep": 0.3, "history": 20}],
 }
 

@@ -74,9 +74,7 @@ def test_its_batches_are_those_of_a_dataloader_with_and_without_a_run(settings):
     same(trained(pair()[0], FullData()), wanted)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in methods.names() if default(name) is not None and name != "greats"]
-)
+@pytest.mark.parametrize("name", [name for name in methods.names() if default(name) is not None])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_methods_train_on_it_as_on_a_dataloader(name):
     method = default(name)

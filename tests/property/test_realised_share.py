@@ -102,7 +102,6 @@ def test_the_share_is_the_one_that_was_asked_for(name: str, setting: str, share:
 def test_every_method_with_a_threshold_has_a_target() -> None:
     assert {name for name, setting in WITH_A_SHARE if setting == "target"} == {
         "infobatch",
-        "bls",
         "seta",
         "repb",
         "ies",

@@ -75,12 +75,10 @@ WINS: dict[str, Win] = {
     "ucb": Win("redundant", 0.15, thresher.Ucb(keep=0.3)),
     "rcap": Win("redundant", 0.14, thresher.Rcap(keep=0.3, beta=1 / 3)),
     "rs2": Win("skewed", 0.45, thresher.Rs2()),
-    "bls": Win("redundant", 0.07, thresher.Bls(prune_fraction=0.8)),
     "small_loss": Win("noisy", 0.15, thresher.SmallLoss(keep=0.5)),
     "ada_selection": Win("redundant", 0.15, thresher.AdaSelection(keep=0.25)),
     "rho_loss": Win("redundant", 0.1, irreducible),
     "coreset_center": Win("outliers", 0.5, thresher.CoresetCenter(keep=0.5)),
-    "rais": Win("skewed", 0.5, thresher.Rais(keep=0.5)),
     "batch_importance": Win(
         "skewed", 0.2, thresher.BatchImportance(keep=0.25, threshold=0.0), tuple(range(12))
     ),

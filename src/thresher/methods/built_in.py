@@ -8,7 +8,6 @@ from thresher.methods.ada_boost import AdaBoost as AdaBoost
 from thresher.methods.ada_selection import AdaSelection as AdaSelection
 from thresher.methods.batch_importance import BatchImportance as BatchImportance
 from thresher.methods.big_loss import BigLoss as BigLoss
-from thresher.methods.bls import Bls as Bls
 from thresher.methods.ccs import Ccs as Ccs
 from thresher.methods.coreset_center import CoresetCenter as CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes as CoresetExtremes
@@ -18,18 +17,12 @@ from thresher.methods.forgetting import Forgetting as Forgetting
 from thresher.methods.full import FullData as FullData
 from thresher.methods.grad_match import GradMatch as GradMatch
 from thresher.methods.gradient_norm import GradientNorm as GradientNorm
-from thresher.methods.greats import Greats as Greats
 from thresher.methods.ies import Ies as Ies
 from thresher.methods.importance_sampling import ImportanceSampling as ImportanceSampling
 from thresher.methods.infobatch import InfoBatch as InfoBatch
-from thresher.methods.jest import Jest as Jest
 from thresher.methods.kakurenbo import Kakurenbo as Kakurenbo
-from thresher.methods.mercury import Mercury as Mercury
-from thresher.methods.minibatch_dropping import MinibatchDropping as MinibatchDropping
-from thresher.methods.obftf import Obftf as Obftf
 from thresher.methods.order_dp import OrderDp as OrderDp
 from thresher.methods.prune import Prune as Prune
-from thresher.methods.rais import Rais as Rais
 from thresher.methods.random_backprop import RandomBackprop as RandomBackprop
 from thresher.methods.rcap import Rcap as Rcap
 from thresher.methods.repb import RePb as RePb

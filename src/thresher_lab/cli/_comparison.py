@@ -310,8 +310,8 @@ def kept_sentences(
         after: Result of `found_in` after it.
 
     Example:
-        >>> kept_sentences(({"rais-seed0-1"}, {"full", "rais"}), ({"rais-seed0-1"}, {"full"}))
-        ['The report no longer shows rais. The runs are kept; a command that adds rais shows them again.']
+        >>> kept_sentences(({"seta-seed0-1"}, {"full", "seta"}), ({"seta-seed0-1"}, {"full"}))
+        ['The report no longer shows seta. The runs are kept; a command that adds seta shows them again.']
     """
     from thresher_lab.comparison.summary import listed
 

@@ -31,7 +31,7 @@ def reproduced(*parts, seeds=3):
 def test_parts_of_tables_and_figures_are_quoted_each_once(tmp_path):
     write_json(
         tmp_path / "reproduce" / "a.json",
-        reproduced(part("line", "big_loss:keep=0.1 twice"), part("bike", "obftf")),
+        reproduced(part("line", "big_loss:keep=0.1 twice"), part("bike", "div_bs")),
     )
     write_json(
         tmp_path / "reproduce" / "b.json", reproduced(part("line", "big_loss:keep=0.1 twice"))
@@ -54,21 +54,21 @@ def test_parts_of_tables_and_figures_are_quoted_each_once(tmp_path):
     assert "| `big_loss:keep=0.1 twice` | 90.00 ± 1.00 |" in text
     assert measurements("full", tmp_path) == NOT_MEASURED, "its page has the comparisons alone"
     assert (
-        "`bike`" in measurements("obftf", tmp_path)
-        and measurements("rais", tmp_path) == NOT_MEASURED
+        "`bike`" in measurements("div_bs", tmp_path)
+        and measurements("seta", tmp_path) == NOT_MEASURED
     )
 
 
 def test_a_metric_below_nothing_is_not_a_share(tmp_path):
-    found = part("line", "rais")
+    found = part("line", "seta")
     found["summary"][0] = row("full", mean=-0.5)
     write_json(tmp_path / "reproduce" / "a.json", reproduced(found))
-    assert "|  | accuracy | difference" in measurements("rais", tmp_path)
+    assert "|  | accuracy | difference" in measurements("seta", tmp_path)
 
 
 def test_the_learning_rates_of_a_comparison_are_named(tmp_path):
     rows = [
-        row(name) | {"rate": rate} for name, rate in (("full", 1.0), ("obftf", 1.0), ("rais", 2.0))
+        row(name) | {"rate": rate} for name, rate in (("full", 1.0), ("div_bs", 1.0), ("seta", 2.0))
     ]
     runs = [{"method": "full", "seed": 0, "metric": {"name": "accuracy", "value": 0.9}}]
     found = {"task": "line", "epochs": 3, "device": "cpu", "runs": runs, "summary": rows}
@@ -76,17 +76,17 @@ def test_the_learning_rates_of_a_comparison_are_named(tmp_path):
         tmp_path / "a.json",
         found | {"rates": {"factors": [0.5, 1.0, 2.0], "seeds": [10000, 10001]}},
     )
-    text = measurements("rais", tmp_path)
+    text = measurements("seta", tmp_path)
     assert (
         "From `a.json`. Each method and control was tried at 0.5, 1 and 2 times the learning rate of the training"
         in text
     )
     assert (
-        "uses the best: full 1; rais 2. The best rate is the smallest or largest tried for rais; a wider range"
+        "uses the best: full 1; seta 2. The best rate is the smallest or largest tried for seta; a wider range"
         in text
     )
     write_json(tmp_path / "a.json", found)
-    assert "From `a.json`.\n\n|" in measurements("rais", tmp_path)
+    assert "From `a.json`.\n\n|" in measurements("seta", tmp_path)
 
 
 def test_pairs_are_quoted_for_both_methods(tmp_path):

@@ -101,7 +101,7 @@ def test_an_epoch_with_less_than_a_step_has_a_step():
         "kakurenbo:max_fraction=0.4", "selective_backprop:keep=0.5:forward_passes=once",
         "selective_backprop:beta=1:forward_passes=twice",
         *depth([], [
-            "infobatch", "minibatch_dropping", "selective_backprop:keep=0.5:forward_passes=twice",
+            "infobatch", "selective_backprop:keep=0.5:forward_passes=twice",
             "uniform:keep=0.5+selective_backprop:keep=0.5",
         ]),
     ],

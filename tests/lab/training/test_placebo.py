@@ -136,7 +136,6 @@ def test_the_results_of_a_full_pass_are_permuted_and_what_was_remembered_stays()
 CHOOSES_BY_NOTHING = {
     "full",
     "uniform",
-    "minibatch_dropping",
     "random_backprop",
     "rs2",
     "uniform_rows",

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thresher import Bls, EpochPlan, Ies, InfoBatch, RePb, SeTa
+from thresher import EpochPlan, Ies, InfoBatch, RePb, SeTa
 from thresher.methods._target import LEFT_OUT, MOST, Target, counted
 from thresher.records import Records
 from thresher.rng import seeded
@@ -85,7 +85,7 @@ def test_counts_of_many_samples_are_those_of_each() -> None:
     assert records["left_out"].sum() == (torch.arange(n) % 7).sum(), "the records stay as they are"
 
 
-@pytest.mark.parametrize("kind", [InfoBatch, Bls, SeTa, RePb, Ies])
+@pytest.mark.parametrize("kind", [InfoBatch, SeTa, RePb, Ies])
 @pytest.mark.parametrize("target", [-0.1, 0.91, math.nan, "half", True])
 def test_a_target_out_of_range_is_refused(kind: Any, target: Any) -> None:
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_a_target_out_of_range_is_refused(kind: Any, target: Any) -> None:
         kind(target=target)
 
 
-@pytest.mark.parametrize("kind", [InfoBatch, Bls, SeTa, RePb, Ies])
+@pytest.mark.parametrize("kind", [InfoBatch, SeTa, RePb, Ies])
 def test_a_target_that_the_epochs_cannot_meet_is_refused_in_the_first_plan(kind: Any) -> None:
     method = kind(target=0.8)
     records = Records(method.columns(), 10, torch.device("cpu"))

@@ -466,16 +466,12 @@ def test_within_can_be_copied():
 # Methods that draw
 
 
-@pytest.mark.parametrize(
-    "method", [thresher.ImportanceSampling(), thresher.Mercury(), thresher.Rais()]
-)
-def test_methods_that_draw_need_a_loader_that_shuffles(method):
-    name = type(method).__name__
+def test_methods_that_draw_need_a_loader_that_shuffles():
     with pytest.raises(
         ValueError,
-        match=f"{name} draws the order of training, but the loader's sampler sets another order",
+        match="ImportanceSampling draws the order of training, but the loader's sampler sets another order",
     ):
-        make(method, loader=DataLoader(TensorDataset(*data()), B))
+        make(thresher.ImportanceSampling(), loader=DataLoader(TensorDataset(*data()), B))
 
 
 def test_batches_that_must_be_read_are_looked_at_before_training():

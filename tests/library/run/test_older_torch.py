@@ -55,8 +55,6 @@ def test_auto_is_twice_with_one_warning():
     assert rows_of(run) == rows_of(attach(forward_passes="twice"))
 
 
-@pytest.mark.parametrize(
-    "method", [thresher.FullData(), thresher.UniformSubset(0.5), thresher.MinibatchDropping(0.5)]
-)
+@pytest.mark.parametrize("method", [thresher.FullData(), thresher.UniformSubset(0.5)])
 def test_other_methods_need_no_newer_torch(method):
     assert rows_of(attach(method))
