@@ -50,14 +50,12 @@ LEAST_LOG = 100.0
 OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
 """Signals that depend on the other samples of the batch, so that batches cannot be read together."""
 
-WIDE_SIGNALS = frozenset({"error", "feature", "learnability"})
+WIDE_SIGNALS = frozenset({"error", "feature"})
 """Signals with several numbers per sample, shape (n, ...). Methods choose rows of a batch by them; records never hold them.
 
-`error` is the gradient of a sample's mean loss with respect to the model's outputs, `feature` the input of the `nn.Linear` that
-ran last, and `learnability` a matrix over pairs of samples, shape (n, n), which only the user's function can give.
+`error` is the gradient of a sample's mean loss with respect to the model's outputs, and `feature` the input of the
+`nn.Linear` that ran last.
 """
-GIVEN_ONLY = frozenset({"learnability"})
-"""Signals that no criterion defines: they come from `attach(signals=...)`."""
 
 
 def narrow(signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -412,12 +410,8 @@ def batch_loss(loss: Tensor) -> Tensor:
     return loss
 
 
-OF_PAIRS = {"learnability"}
-"""Signals of pairs of samples, of shape (n, n)."""
-
-
 def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-    """Returns the signals of a batch with its rows in another order; signals of pairs are reordered along both dimensions.
+    """Returns the signals of a batch with its rows in another order.
 
     Args:
         signals: Signals by name, each of shape (n, ...).
@@ -427,8 +421,4 @@ def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Ten
         >>> rows_in_order({"loss": torch.tensor([0.5, 1.5])}, torch.tensor([1, 0]))["loss"]
         tensor([1.5000, 0.5000])
     """
-    ordered = {name: values.detach().index_select(0, order) for name, values in signals.items()}
-    return {
-        name: values.index_select(1, order) if name in OF_PAIRS else values
-        for name, values in ordered.items()
-    }
+    return {name: values.detach().index_select(0, order) for name, values in signals.items()}

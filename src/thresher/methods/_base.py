@@ -187,8 +187,6 @@ def drawn_plan(
     generator: torch.Generator,
     *,
     weighted: bool,
-    remember: Mapping[str, Tensor] | None = None,
-    facts: Mapping[str, float] | None = None,
 ) -> EpochPlan:
     """Returns a plan whose samples are drawn with replacement.
 
@@ -198,12 +196,10 @@ def drawn_plan(
             least keep / 2 draws are made per sample with a known probability, because few draws need large weights.
         generator: Random generator on the CPU.
         weighted: Whether the samples have the weights that make the plan unbiased.
-        remember: Values to store for each sample by column name, as in `EpochPlan`. Default None: no columns.
-        facts: Numbers for the history, in addition to the fractions and to `distinct`, the share of the samples that appear at
-            least once. Default None: no numbers.
 
     Returns:
-        Plan with the samples in random order; all samples in order if no probability is known.
+        Plan with the samples in random order; all samples in order if no probability is known. Its facts have `distinct`, the
+        share of the samples that appear at least once.
     """
     n = chances.n
     draws = max(1, share(keep, n) - (n - chances.known), share(keep, chances.known) // 2)
@@ -221,9 +217,7 @@ def drawn_plan(
             "scheduled_fraction": 1 - keep,
             "actual_fraction": 1 - len(ids) / n,
             "distinct": distinct / n,
-            **(facts or {}),
         },
-        remember=remember or {},
     )
 
 

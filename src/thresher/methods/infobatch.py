@@ -115,33 +115,33 @@ class InfoBatch:
     threshold: float | Literal["mean"] = "mean"
     rescale: Literal["mass", "ratio"] = "mass"
     target: float | None = None
-    _column: ClassVar[str] = "loss"
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
         check_within(self, "[0, 1)", "prune_fraction")
         check_within(self, "[0, 1]", "delta")
         if self.threshold != "mean" and not (
             isinstance(self.threshold, float) and 0 < self.threshold < 1
         ):
             raise ValueError(
-                f"{name}: `threshold` must be 'mean' or a quantile within (0, 1), got {self.threshold!r}"
+                f"InfoBatch: `threshold` must be 'mean' or a quantile within (0, 1), got {self.threshold!r}"
             )
         if self.rescale not in ("mass", "ratio"):
-            raise ValueError(f"{name}: `rescale` must be 'mass' or 'ratio', got {self.rescale!r}")
+            raise ValueError(
+                f"InfoBatch: `rescale` must be 'mass' or 'ratio', got {self.rescale!r}"
+            )
         check_target(self, self.target)
         if self.target is not None and (
             not self.prune_fraction or self.threshold != "mean" or self.rescale != "mass"
         ):
             raise ValueError(
-                f"{name}: `target`={self.target} chooses the threshold and the weights: set `prune_fraction` above 0, and "
+                f"InfoBatch: `target`={self.target} chooses the threshold and the weights: set `prune_fraction` above 0, and "
                 "leave out `threshold` and `rescale`"
             )
 
     def columns(self) -> dict[str, Column]:
         """Returns what is stored for each sample: the last loss, 4 bytes; with `target` also how often it was left out, 2."""
         return {
-            self._column: Column(torch.float32, fill=NEVER_SEEN),
+            "loss": Column(torch.float32, fill=NEVER_SEEN),
             **({} if self.target is None else LEFT_OUT),
         }
 
@@ -149,7 +149,7 @@ class InfoBatch:
         self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator
     ) -> EpochPlan:
         """Returns a plan with all samples above the threshold and a random part of the others, with their weights."""
-        loss = on_host(records[self._column])
+        loss = on_host(records["loss"])
         n = len(loss)
         stop = share(self.delta, epochs)
         if self.target is None:

@@ -19,7 +19,6 @@ from thresher.cost import Cost
 from thresher.distributed.wrappers import averages, data_parallel, inside, plain_module
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.loader import SelectedLoader
-from thresher.loading.row_buffer import rows_of
 from thresher.losses.base import SignalReader
 from thresher.losses.signals import as_classes, narrow
 from thresher.passes.engine import (
@@ -34,7 +33,7 @@ from thresher.passes.engine import (
 from thresher.passes.saved_attributes import Attributes
 from thresher.passes.scoring_settings import Scoring
 from thresher.records import Records
-from thresher.trees import leaves, to_device
+from thresher.trees import leaves
 
 BufferPlace = tuple[nn.Module, str]
 Copies = list[tuple[nn.Module, str, Tensor]]
@@ -330,29 +329,15 @@ class ExtraPasses:
         smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
         wanted = self._reader.chosen_by
-        several = [smaller]
-        if scoring.validation is not None and "alignment" in wanted:
-            several.append(self._candidates(to_device(scoring.validation(), self.device), scoring))
-        answers_of = []
-        for one in several:
-            n = len(ids) if one is smaller else rows_of(one)
-            featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
-            with self._pass(module, dtype=scoring.dtype), featured as last:
-                # No criterion defines these two: a hook gets the feature, and the alignment is computed from both batches.
-                answers_of.append(self._signals(module, one, n, wanted - {"feature", "alignment"}))
-                if last is not None:
-                    answers_of[-1]["feature"] = feature_rows(last.take()[1], n)
-            self._cost.scoring += n * self._per_sample
-            self._cost.forward += n * self._per_sample
-        signals = answers_of[0]
-        if len(answers_of) > 1:
-            error, feature = (answers_of[1][name] for name in ("error", "feature"))
-            # The weight gradient of the last linear layer is error^T feature. Its product with that of one sample, error_i^T
-            # feature_i, is (error_i gradient) feature_i: no gradient of a single sample is ever formed.
-            gradient = error.flatten(1).T @ feature / len(feature)
-            signals["alignment"] = (
-                (signals["error"].flatten(1) @ gradient) * signals["feature"]
-            ).sum(1)
+        n = len(ids)
+        featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
+        with self._pass(module, dtype=scoring.dtype), featured as last:
+            # No criterion defines the feature: a hook gets it.
+            signals = self._signals(module, smaller, n, wanted - {"feature"})
+            if last is not None:
+                signals["feature"] = feature_rows(last.take()[1], n)
+        self._cost.scoring += n * self._per_sample
+        self._cost.forward += n * self._per_sample
         self._records.write(ids, narrow(signals))
         return signals
 

@@ -1,6 +1,5 @@
 """Settings of the scoring pass: the extra forward pass whose losses a batch method uses to choose samples."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +27,6 @@ class Scoring:
         input_scale: Factor that scales the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
         losses: Losses of all samples that were computed elsewhere, shape (N,), floating point, used instead of a scoring pass.
             Default None.
-        validation: Function `() -> batch` that returns a validation batch for a step, in the same form as the loader's batches.
-            Methods such as `Greats` choose rows whose gradients point along the gradient of this batch. Default None.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -45,7 +42,6 @@ class Scoring:
     model: nn.Module | None = None
     input_scale: float = 1.0
     losses: Tensor | None = None
-    validation: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         # Types before ranges: `<` of a wrong type would raise an error that names neither the setting nor the way out.
@@ -87,11 +83,6 @@ class Scoring:
         if self.losses is not None and self.losses.dim() != 1:
             raise ValueError(
                 f"Scoring: `losses` must have shape (N,), got {tuple(self.losses.shape)}"
-            )
-        if self.validation is not None and not callable(self.validation):
-            raise TypeError(
-                "Scoring: `validation` must be a function that returns a validation batch, such as lambda: (inputs, targets), "
-                f"got {type(self.validation).__name__}"
             )
         # As one chain: NaN fails it, while it would pass both `<= 0` and `> 1`.
         if not 0 < self.input_scale <= 1:

@@ -3,7 +3,7 @@
 from torch import nn
 
 from thresher.distributed.wrappers import is_sharded
-from thresher.losses.signals import GIVEN_ONLY, WIDE_SIGNALS
+from thresher.losses.signals import WIDE_SIGNALS
 from thresher.methods.contract import BatchMethod, requirements_of, title_given, way_around
 from thresher.run.batch_stage import by_chance
 from thresher.run.divisor import divides_by_batch, divisible_before
@@ -20,18 +20,6 @@ def _passes_for_signals(config: RunConfig) -> str:
     if not wide:
         return forward_passes
     name = title_given(method)
-    if lacking := sorted(wide & GIVEN_ONLY if config.given.signals is None else ()):
-        raise ValueError(
-            f"{name} needs {', '.join(lacking)}, which no criterion gives. Pass attach(signals=function) with "
-            f"function(outputs, targets) -> {{'{lacking[0]}': (n, n) tensor}}{way_around(method, *lacking)}."
-        )
-    if "alignment" in requirements_of(method).signals and (
-        scoring is None or scoring.validation is None
-    ):
-        raise ValueError(
-            f"{name} needs a validation batch: pass attach(forward_passes=thresher.Scoring(validation=function)) with a "
-            "function that returns one, such as lambda: (inputs, targets)"
-        )
     if scoring is not None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError(
             f"`forward_passes`: {name} chooses by {', '.join(sorted(wide))}, which has several numbers per sample and is not "

@@ -38,7 +38,6 @@ from thresher.methods.contract import (
     requirements_of,
 )
 from thresher.methods.full import FullData
-from thresher.passes.scoring_settings import Scoring
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import EPOCH, Records
 from thresher.run.attach import attach
@@ -70,7 +69,7 @@ SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
     **dict.fromkeys(
         ("confidence", "batch_confidence", "uncertainty", "el2n"), lambda r, n: r.random(n)
     ),
-    **dict.fromkeys(("margin", "alignment"), lambda r, n: r.uniform(-1, 1, n)),
+    "margin": lambda r, n: r.uniform(-1, 1, n),
     "label": lambda r, n: r.integers(0, 4, n),
     "correct": lambda r, n: r.random(n) < 0.8,
     "feature": lambda r, n: r.normal(size=(n, 5)),
@@ -798,8 +797,6 @@ class _Training:
         self.model = nn.Linear(6, 3)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.5)
         own = set(exam.generators) - set(SIGNAL_GENERATORS)
-        if forward_passes == "validation":
-            forward_passes = Scoring(validation=lambda: (self.x[:6], self.y[:6]))
         self.run = attach(
             [exam.method, FullData()] if exam.method.stage == "before" else exam.method,
             loader=DataLoader(TensorDataset(self.x, self.y), 8, shuffle=True),
@@ -837,7 +834,7 @@ def _lowers_the_loss_and_resumes(exam: Exam) -> None:
     signals = requirements_of(exam.method).signals if exam.method.stage == "batch" else ()
     ways = ("once", "twice") if signals else ("auto",)
     # The forward pass of the loop does not give the feature.
-    for way in ("validation",) if "feature" in signals else ways:
+    for way in ("twice",) if "feature" in signals else ways:
         with _asked("a training with it attached"):
             whole = _Training(exam, way)
             start = copy.deepcopy(whole.model)

@@ -194,12 +194,3 @@ def test_everything() -> None:
     plan = full_plan(4)
     assert plan.ids.tolist() == [0, 1, 2, 3] and plan.refresh is None and not plan.drawn
     assert dict(plan.facts) == {"scheduled_fraction": 0, "actual_fraction": 0}
-
-
-def test_what_is_handed_on() -> None:
-    kept = torch.tensor([1.0, 2.0])
-    chances = Chances(np.array([0.5, 0.5]))
-    plan = drawn_plan(
-        chances, 1.0, seeded(0), weighted=False, remember={"norm": kept}, facts={"gain": 2.0}
-    )
-    assert plan.facts["gain"] == 2 and plan.remember["norm"] is kept
