@@ -17,17 +17,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._base import (
-    KeepLargest,
-    check_known,
-    checked_scores,
-    loaded,
-    table_of,
-    with_irreducible,
-)
+from thresher.methods._base import KeepLargest, checked_scores, loaded
 from thresher.methods.contract import Card, State
 from thresher.plans import BatchPlan
 from thresher.score_table import Scores
+
+
+def table_entries(table: Tensor, ids: Tensor) -> Tensor:
+    """Looks up ids in a table, without waiting for the device.
+
+    Args:
+        table: Table by id, shape (m,), m >= 1, floating point.
+        ids: Ids, shape (n,), int64, 0 or more.
+
+    Returns:
+        Entries of the ids, shape (n,), of the dtype of the table; NaN for ids beyond its end.
+    """
+    last = len(table) - 1
+    return torch.where(ids <= last, table.index_select(0, ids.clamp(max=last)), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -102,11 +109,16 @@ class RhoLoss(KeepLargest):
         Raises:
             ValueError: Some samples have no finite irreducible loss.
         """
-        check_known(self, self.irreducible, ids)
+        unknown = ids[~table_entries(self._table(), ids.cpu()).isfinite()]
+        if len(unknown):
+            raise ValueError(
+                f"RhoLoss: `irreducible` has no finite loss for {len(unknown)} of {len(ids)} samples; the first is sample "
+                f"{int(unknown[0])}. Compute it for every sample that is trained on"
+            )
 
     def init_state(self) -> State:
         """Returns the first state: the irreducible losses, 4 bytes per sample. A resumed run has them in its saved state."""
-        return {"irreducible": table_of(self, self.irreducible)}
+        return {"irreducible": self._table()}
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
         """Returns the reducible losses, shape (n,)."""
@@ -116,5 +128,16 @@ class RhoLoss(KeepLargest):
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
         """Returns the rows with the largest reducible losses, and the state; the first batch moves losses to the device."""
-        known, state = with_irreducible(signals, state)
+        table = state["irreducible"].to(signals["id"].device, non_blocking=True)
+        known = {**signals, "irreducible": table_entries(table, signals["id"])}
+        state = {**state, "irreducible": table}
         return super().plan_batch(known, state, step=step, generator=generator)
+
+    def _table(self) -> Tensor:
+        """Returns the irreducible losses by id, shape (largest id + 1,), float32, NaN if unknown."""
+        scores = loaded(self.irreducible)
+        if not scores.samples:
+            raise ValueError(
+                "RhoLoss: `irreducible` has no losses; compute them with thresher.scores.irreducible"
+            )
+        return scores.dense(scores.samples)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thresher import RhoLoss, methods
-from thresher.methods._base import table_entries
+from thresher.methods.rho_loss import table_entries
 from thresher.rng import seeded
 from thresher.scores import Scores
 
