@@ -52,21 +52,25 @@ class Reader:
         collate_keeps_rows: bool,
     ) -> None:
         self._user = loader
-        self._ids = ids
+        self._id_batches = ids
         self._device = device
         self._generators = generators
-        self._draws_on = device or torch.device("cpu")
+        self._rng_device = device or torch.device("cpu")
         self.unknown_rows = UnknownRows(collate_keeps_rows=collate_keeps_rows)
         """Result of comparing batches with their samples: the reason if row i of a batch is not sample i."""
-        self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
+        self._resumed_draws = ResumedDraws(loader.num_workers, persistent=loader.persistent_workers)
         self._settings = None if streams else SettingsAtAttach(loader, self.unknown_rows)
         self.loader = loader if self._settings is None else self._settings.rebuilt(ids)
         """The rebuilt loader; for an IterableDataset, the user's loader itself."""
-        # Python collects a run as part of a reference cycle, and then in no fixed order, which does not stop workers cleanly.
-        # This reference from outside the cycle keeps the loader until the cycle is gone.
-        self._held = weakref.finalize(self, lambda _: None, self.loader)
-        self._held.atexit = False
-        self.closed = self._workers_ran = self._resumes_after_epochs = False
+        # A run is part of a reference cycle, which Python collects in no fixed order, and then workers do not stop cleanly. The
+        # registry of `finalize` refers to the loader from outside the cycle, and so keeps it until the cycle is gone.
+        self._loader_guard = weakref.finalize(self, lambda _: None, self.loader)
+        self._loader_guard.atexit = False
+        self.closed = False
+        self._workers_ran = False
+        """Whether persistent workers of this run have started."""
+        self._resumed_between_epochs = False
+        """Whether a state that was saved between epochs was loaded, and no epoch has begun since then."""
         self.epoch_start: rng.RandomStates | None = None
         """Random states at the beginning of the epoch in progress; to resume it, its ids are drawn again from these states."""
 
@@ -75,57 +79,61 @@ class Reader:
         if self._settings is not None:
             self._settings.check()
         # Frees the last order before the plan is made: at 10^9 samples both would not fit in memory.
-        self._ids.set_batches(iter(()))
-        # Workers end with their pass, and their counts of compared batches are lost, so the count is set here.
+        self._id_batches.set_batches(iter(()))
+        # Each worker counts compared batches in its own copy of the collate function, and ends with its epoch. The workers of the
+        # next epoch get this copy, so their count goes on.
         collate = self.loader.collate_fn
         workers = self._user.num_workers
         if isinstance(collate, CheckedCollate) and workers:
-            collate.calls = self._ids.count // workers
+            collate.calls = self._id_batches.count // workers
 
     def start(self, batches: Batches) -> Iterator[Any]:
-        """Begins an epoch with its first batch, and returns the batches of the loader.
+        """Begins an epoch at its first batch, and returns an iterator over the loaded batches.
 
         Args:
             batches: Batches of the epoch.
         """
         loader: Any = self._user
-        stay = loader.persistent_workers
+        persistent = loader.persistent_workers
         # A loader draws a seed for persistent workers only when it starts them. If the user's loader already started its
         # workers, the workers of the run start here without a draw, so the order of the epoch is that of the plain loop.
-        if stay and (
-            self._resumes_after_epochs or loader in WITH_WORKERS or loader._iterator is not None
+        if persistent and (
+            self._resumed_between_epochs or loader in WITH_WORKERS or loader._iterator is not None
         ):
             self._start_workers()
-        self._resumes_after_epochs = False
+        self._resumed_between_epochs = False
         self.epoch_start = {
-            **rng.capture(self._draws_on, self._generators()),
+            **rng.capture(self._rng_device, self._generators()),
             "workers_ran": self._workers_ran,
         }
         loaded = self._iterate(batches, iter)
-        self._workers_ran = stay
-        if stay:
+        self._workers_ran = persistent
+        if persistent:
             WITH_WORKERS.add(loader)
         return loaded
 
     def resume(self, batches: Batches) -> Iterator[Any]:
-        """Continues an interrupted epoch. After its ids have been drawn again, the caller calls `put_back`.
+        """Continues an interrupted epoch from the random states of its beginning.
+
+        The caller draws the consumed ids again, and then restores the states of the training loop with `put_back`.
 
         Args:
             batches: Batches of the epoch.
         """
-        began = self.epoch_start
-        assert began is not None
-        self._resumes_after_epochs = False
-        if began["workers_ran"]:
+        epoch_start = self.epoch_start
+        assert epoch_start is not None
+        self._resumed_between_epochs = False
+        # The interrupted epoch drew no seed for persistent workers that an earlier epoch had started.
+        if epoch_start["workers_ran"]:
             self._start_workers()
-        rng.restore(began, self._draws_on, self._generators())
+        rng.restore(epoch_start, self._rng_device, self._generators())
         loaded = self._iterate(batches, begin_noted if self._user.num_workers else iter)
         self._workers_ran = self._user.persistent_workers
         return loaded
 
     def random_states(self) -> rng.RandomStates:
         """Returns the random states that the loader draws from."""
-        return rng.capture(self._draws_on, self._generators())
+        return rng.capture(self._rng_device, self._generators())
 
     def put_back(self, states: rng.RandomStates) -> None:
         """Restores the random states that the training loop uses, but not those of the loader's generators.
@@ -133,7 +141,7 @@ class Reader:
         Args:
             states: Random states that `random_states` returned.
         """
-        rng.restore({**states, "generators": []}, self._draws_on)
+        rng.restore({**states, "generators": []}, self._rng_device)
 
     def load(self, epoch_start: rng.RandomStates | None, *, between_epochs: bool) -> None:
         """Loads the random states of a saved run.
@@ -143,13 +151,13 @@ class Reader:
             between_epochs: Whether the run was saved between two epochs.
         """
         self.epoch_start = epoch_start
-        self._resumes_after_epochs = epoch_start is not None and between_epochs
+        self._resumed_between_epochs = epoch_start is not None and between_epochs
 
     def _iterate(self, batches: Batches, begin: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
         """Starts an iteration over the loader."""
         if isinstance(batches, StreamBatches):
             return map(self._without_checks, iter(self.loader))
-        self._ids.set_batches(batches.ids())
+        self._id_batches.set_batches(batches.ids())
         return begin(self.loader)
 
     def read_again(self, ids: Tensor) -> Any:
@@ -163,9 +171,10 @@ class Reader:
         # drawn.
         noted = NotedCollate(self._user.collate_fn)
         settings |= {"collate_fn": noted, "persistent_workers": False}
-        with rng.undisturbed(self._draws_on, self._generators()):
+        with rng.undisturbed(self._rng_device, self._generators()):
             # Workers read if there are any: a file that the dataset opens in this process would be shared with later workers.
             batches = iter(DataLoader(self._user.dataset, batch_sampler=[ids.tolist()], **settings))
+            # After `iter`, which draws a seed itself.
             if not self._user.num_workers:
                 noted.start()
             batch = next(batches)
@@ -174,9 +183,9 @@ class Reader:
     def _start_workers(self) -> None:
         """Starts persistent workers unless they are running, without advancing the random states of this process."""
         if not self._workers_ran:
-            with rng.undisturbed(self._draws_on, self._generators()):
+            with rng.undisturbed(self._rng_device, self._generators()):
                 # A loader with workers asks for its first batches as soon as it is iterated: here there are none.
-                self._ids.set_batches(iter(()))
+                self._id_batches.set_batches(iter(()))
                 begin_noted(self.loader)
             self._workers_ran = self._user.persistent_workers
 
@@ -189,7 +198,7 @@ class Reader:
         """
         # These passes read every one of the samples, even if the user's loader drops an incomplete last batch.
         epoch = Epoch(ids.numpy(), cut(len(ids), size))
-        self._ids.set_batches(map(epoch.batch, range(len(epoch))))
+        self._id_batches.set_batches(map(epoch.batch, range(len(epoch))))
         for number, batch in enumerate(iter(self.loader)):
             self._workers_ran = self._user.persistent_workers
             yield self.on_device(batch), epoch.batch(number)
@@ -212,6 +221,6 @@ class Reader:
     def close(self) -> None:
         """Releases the data and persistent workers."""
         self.closed = True
-        self._held()
+        self._loader_guard()
         # Frees the dataset and its workers. Attributes of the loader can still be read.
-        self.loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
+        self.loader = DataLoader((), batch_sampler=self._id_batches)  # pyright: ignore[reportArgumentType]

@@ -111,6 +111,7 @@ class CheckedCollate:
         number = self.calls
         self.calls = self.calls + 1
         # Comparing takes longer than collating: at batches 0, 1, 2, 4, 8, ... it costs next to nothing over an epoch.
+        # With fewer than two samples there is no order to check.
         if not is_compared(number) or (n := self._number_of(samples)) < 2:
             return self.collate(samples)
         # Copies, because a collate function may change its samples in place.
@@ -127,10 +128,10 @@ class CheckedCollate:
         if isinstance(samples, list):
             # A dataset with __getitems__ may return a list of columns, such as [inputs, labels]. A list of tuples or dicts, or
             # one with batch_size entries, is a list of samples.
-            whole = len(samples) == self.batch_size or all(
+            one_per_sample = len(samples) == self.batch_size or all(
                 isinstance(sample, tuple | dict) for sample in samples
             )
-            return len(samples) if not self.batched or whole else 0
+            return len(samples) if not self.batched or one_per_sample else 0
         try:
             return rows_of(samples)
         except ValueError:
@@ -149,48 +150,47 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
         are arrays (at least one part of any kind).
     """
     n = len(parts[0]) if parts else 0
-    found = set[int]()
-    others = []
+    parts_in_order = set[int]()
+    unmatched = []
     for column in columns:
         rows = [as_array(column[i]) for i in range(n)]
-        in_order = {k for k, part in enumerate(parts) if all(map(_shows, rows, part))}
-        found |= in_order
-        if not in_order:
-            others.append((column, rows))
+        matches = {k for k, part in enumerate(parts) if all(map(_contains_part, rows, part))}
+        parts_in_order |= matches
+        if not matches:
+            unmatched.append((column, rows))
     # A part that one column has in order was not moved. Another column with the same values in another order is additional,
     # such as the labels of the partners in mixup.
-    sought = [part for k, part in enumerate(parts) if k not in found]
-    reason = next(
-        (why for column, rows in others if (why := _why_moved(column, rows, sought)) is not None),
-        None,
-    )
+    missing = [part for k, part in enumerate(parts) if k not in parts_in_order]
+    reasons = (_explain_move(column, rows, missing) for column, rows in unmatched)
+    reason = next((reason for reason in reasons if reason is not None), None)
     arrays = {
         k
         for k, part in enumerate(parts)
-        if any(isinstance(one, np.ndarray) and one.ndim for one in part)
+        if any(isinstance(value, np.ndarray) and value.ndim for value in part)
     }
     # Mixup, for example, changes inputs and labels. If samples are only ids, by which the collate function reads the data,
     # there are no arrays, and nothing can be concluded.
-    if columns and arrays and not found and reason is None:
+    if columns and arrays and not parts_in_order and reason is None:
         reason = CHANGED
-    return reason, bool(found) and arrays <= found
+    return reason, bool(parts_in_order) and arrays <= parts_in_order
 
 
 def as_array(value: Any) -> Any:
     """Returns a tensor, a number or a list of numbers as an array; other values unchanged."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
+        # NumPy has no bfloat16.
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, bool | int | float) or (
         isinstance(value, list | tuple)
         and value
-        and all(isinstance(one, int | float) for one in value)
+        and all(isinstance(number, int | float) for number in value)
     ):
         return np.asarray(value)
     return value
 
 
-def _shows(row: Any, part: Any) -> bool:
+def _contains_part(row: Any, part: Any) -> bool:
     """Whether a row of a batch has the values of a part of a sample, possibly padded and in another dtype."""
     if not isinstance(row, np.ndarray) or not isinstance(part, np.ndarray):
         return isinstance(row, str) and isinstance(part, str) and row == part
@@ -203,21 +203,25 @@ def _shows(row: Any, part: Any) -> bool:
     last = row[
         tuple(slice(long - size, long) for long, size in zip(row.shape, part.shape, strict=True))
     ]
-    return _key(first) == (key := _key(part.astype(row.dtype, copy=False))) or _key(last) == key
+    return (
+        _to_bytes(first) == (key := _to_bytes(part.astype(row.dtype, copy=False)))
+        or _to_bytes(last) == key
+    )
 
 
-def _key(array: Any) -> bytes:
+def _to_bytes(array: Any) -> bytes:
     # Bytes, because NaN then equals itself, and because a Counter needs hashable keys.
     # Indexing an array without dimensions gives a number, so it is converted to an array first.
     return np.asarray(array).tobytes()
 
 
-def _why_moved(column: Any, rows: list[Any], parts: list[list[Any]]) -> str | None:
+def _explain_move(column: Any, rows: list[Any], parts: list[list[Any]]) -> str | None:
     """Returns the reason why a column of a batch is not in the order of the samples; None if there is no sign of that."""
     n = len(rows)
     if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n:
-        turned = [as_array(column[:, i]) for i in range(n)]
-        if any(all(map(_shows, turned, part)) for part in parts):
+        # Time first, with as many steps as samples: either dimension may be that of the samples.
+        second_dimension = [as_array(column[:, i]) for i in range(n)]
+        if any(all(map(_contains_part, second_dimension, part)) for part in parts):
             return (
                 f"puts the samples in the second dimension of a tensor of shape {tuple(column.shape)}, whose first dimension "
                 "has the same size: put the samples first, or use another batch_size"
@@ -228,17 +232,18 @@ def _why_moved(column: Any, rows: list[Any], parts: list[list[Any]]) -> str | No
 def _is_moved(rows: list[Any], part: list[Any]) -> bool:
     """Whether the rows of a batch have the values of the samples in another order.
 
-    If two samples have equal values, as labels often are, the order cannot be read from them, and the result is False. A padded
+    If two samples have equal values, as labels often do, the order cannot be read from them, and the result is False. A padded
     row is matched with the longest value of a sample that it begins with.
     """
-    if not all(isinstance(one, np.ndarray) for one in (*rows, *part)):
-        texts = all(isinstance(one, str) for one in (*rows, *part))
+    if not all(isinstance(value, np.ndarray) for value in (*rows, *part)):
+        texts = all(isinstance(value, str) for value in (*rows, *part))
         return texts and len(set(part)) == len(part) and Counter(rows) == Counter(part)
-    kind = rows[0].dtype
+    dtype = rows[0].dtype
     # Compared in the dtype of the batch, because a collate function may cast.
-    wanted = Counter((one.shape, _key(one.astype(kind, copy=False))) for one in part)
+    wanted = Counter((value.shape, _to_bytes(value.astype(dtype, copy=False))) for value in part)
     if max(wanted.values()) > 1:
         return False
+    # The longest first: a padded row may also begin with the value of a shorter sample.
     shapes = sorted({shape for shape, _ in wanted}, key=lambda shape: -int(np.prod(shape)))
     left = Counter(wanted)
     for row in rows:
@@ -247,7 +252,8 @@ def _is_moved(rows: list[Any], part: list[Any]) -> bool:
                 long < short for long, short in zip(row.shape, shape, strict=True)
             ):
                 continue
-            key = shape, _key(row[tuple(slice(0, size) for size in shape)])
+            unpadded = row[tuple(slice(0, size) for size in shape)]
+            key = shape, _to_bytes(unpadded)
             if left[key] > 0:
                 left[key] -= 1
                 break
@@ -269,8 +275,8 @@ def _parts_of_sample(sample: Any) -> Iterator[Any]:
     if isinstance(value, np.ndarray | str):
         yield value
     elif isinstance(sample, Mapping | tuple | list):
-        for one in sample.values() if isinstance(sample, Mapping) else sample:
-            yield from _parts_of_sample(one)
+        for part in sample.values() if isinstance(sample, Mapping) else sample:
+            yield from _parts_of_sample(part)
 
 
 def copy_samples(samples: Any) -> Any:

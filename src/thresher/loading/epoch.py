@@ -77,7 +77,8 @@ class Epoch:
         last = len(self) - 1
         for number in range(len(self)):
             ids = self.batch(number)
-            # The batch sampler of torch meets the end of the ids as it fills a last batch that is not full.
+            # The batch sampler of torch meets the end of the ids while it fills an incomplete last batch, so it draws before
+            # that batch; after a full last batch, it draws when it is asked for another one.
             if number == last and len(ids) < size:
                 self.finish()
             yield ids
@@ -90,8 +91,8 @@ class Epoch:
         finish()
 
 
-class UnforeseenEpoch:
-    """The batches of a sampler that is asked for its ids as the plain loader does, when a batch is needed; see `Epoch`.
+class LazyEpoch:
+    """The batches of a sampler that is read as the plain loader reads it, batch by batch; see `Epoch`.
 
     Args:
         ids: Ids in batches.
@@ -179,26 +180,30 @@ class ComposedEpoch:
             [[10, 11, 12, 13], [14, 10]]
         """
         total = int(self.ends[-1])
-        own = np.empty(int(ends_of_rank(self.ends, rank, size, by_rows=self.by_rows)[-1]), dtype)
+        rows = int(ends_of_rank(self.ends, rank, size, by_rows=self.by_rows)[-1])
+        dealt = np.empty(rows, dtype)
         seen = 0
         taken = 0
         for ids in self._padded(total - self.rows):
             if self.by_rows or size == 1:
-                # Every W-th row, without a number for each row.
-                mine = ids[(rank - seen) % size :: size]
+                # A slice, because an array of row numbers would take more memory than the ids.
+                of_rank = ids[(rank - seen) % size :: size]
             else:
                 places = np.arange(seen, seen + len(ids))
-                mine = ids[(np.searchsorted(self.ends, places, side="right") - 1) % size == rank]
-            mine = mine[: len(own) - taken]
-            own[taken : taken + len(mine)] = mine
+                batch_numbers = np.searchsorted(self.ends, places, side="right") - 1
+                of_rank = ids[batch_numbers % size == rank]
+            # Rows after the last batch are left out.
+            of_rank = of_rank[: len(dealt) - taken]
+            dealt[taken : taken + len(of_rank)] = of_rank
             seen += len(ids)
-            taken += len(mine)
-        return own
+            taken += len(of_rank)
+        return dealt
 
     def _padded(self, missing: int) -> Iterator[IdArray]:
-        """Yields the pieces, and the ids from their start again for rows that are missing."""
+        """Yields the pieces, and then `missing` padding rows, repeated from the start."""
         start = np.empty(0, dtype=np.int64)
         for ids in self.pieces:
+            # Kept now, because the pieces are computed while they are read, once.
             if len(start) < missing:
                 start = np.concatenate([start, ids[:missing]])
             yield ids

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from thresher.loading.epoch import BETWEEN_BATCHES, Epoch, UnforeseenEpoch
+from thresher.loading.epoch import BETWEEN_BATCHES, Epoch, LazyEpoch
 
 
 class IdBatchSampler(Sampler[list[int]]):
@@ -28,7 +28,8 @@ class IdBatchSampler(Sampler[list[int]]):
         """Sets the batches of ids that the next iteration yields."""
         self._batches = batches
 
-    # No generator function: a loader keeps its batches from `iter` on, even if others are set before it asks for one.
+    # Not a generator function, which would read `_batches` only at the first batch: a loader must keep the batches that were set
+    # when it was iterated, even if others are set before it asks for one.
     def __iter__(self) -> Iterator[Any]:
         return map(self._convert, self._batches)
 
@@ -53,7 +54,7 @@ class OrderedBatches:
 
     def __init__(
         self,
-        make: Callable[[], Epoch | UnforeseenEpoch],
+        make: Callable[[], Epoch | LazyEpoch],
         *,
         size: int,
         candidates: int,
@@ -65,9 +66,10 @@ class OrderedBatches:
         self._candidates = candidates
         self._smaller = smaller
         self._number = 0
-        self._ahead: deque[Tensor] = deque()
-        self._source: Iterator[Tensor] | None = None
-        self._epoch: Epoch | UnforeseenEpoch | None = None
+        # Workers request batches ahead of the loop, so the position may only advance when the loop gets a batch.
+        self._requested: deque[Tensor] = deque()
+        self._id_batches: Iterator[Tensor] | None = None
+        self._epoch: Epoch | LazyEpoch | None = None
         self.rows = rows
         """Number of rows up to here."""
         self.progress = (0, 1)
@@ -87,30 +89,29 @@ class OrderedBatches:
         Raises:
             ValueError: No batch ends after the rows of the interrupted epoch.
         """
-        if self._source is not None:
+        if self._id_batches is not None:
             return
         epoch = self._epoch = self._make()
         self.weights = epoch.weights
-        self._source = epoch.batches(self._size)
-        rows = self.rows
+        self._id_batches = epoch.batches(self._size)
+        consumed = self.rows
         self.rows = 0
-        while self.rows < rows and (ids := next(self._source, None)) is not None:
+        while self.rows < consumed and (ids := next(self._id_batches, None)) is not None:
             self._advance(ids)
-        if self.rows != rows:
-            raise ValueError(BETWEEN_BATCHES.format(rows))
+        if self.rows != consumed:
+            raise ValueError(BETWEEN_BATCHES.format(consumed))
 
     def ids(self) -> Iterator[Tensor]:
-        """Yields the ids of each batch that is still to come, when it is asked for; workers ask ahead."""
+        """Yields the ids of each remaining batch, made when it is requested; workers request several batches ahead."""
         self.open()
-        # None if the epoch is over: a loader may still ask for a batch after the last one.
-        while self._source is not None and (ids := next(self._source, None)) is not None:
-            # Kept until the loop gets the batch.
-            self._ahead.append(ids)
+        # None after `release`: a loader may still ask for a batch after the last one.
+        while self._id_batches is not None and (ids := next(self._id_batches, None)) is not None:
+            self._requested.append(ids)
             yield ids
 
     def release(self) -> None:
         """Frees the arrays, because the epoch is over."""
-        self._source = self._epoch = None
+        self._id_batches = self._epoch = None
 
     def finish(self) -> None:
         """Draws, once, what the sampler draws at the end of its ids."""
@@ -132,30 +133,31 @@ class OrderedBatches:
         except StopIteration:
             raise
         except Exception:
-            # The next batch that the loader yields is the one after the batch that failed.
-            if self._ahead:
-                self._advance(self._ahead.popleft())
+            # A DataLoader goes on after a sample that cannot be read: its next batch is the one after the batch that failed.
+            if self._requested:
+                self._advance(self._requested.popleft())
             raise
-        ids = self._ahead.popleft()
+        ids = self._requested.popleft()
         self._advance(ids)
         return batch, ids
 
     def _advance(self, ids: Tensor) -> None:
-        """Moves the position behind a batch."""
+        """Advances the position by one batch."""
         epoch = self._epoch
         assert epoch is not None
         self._number += 1
         self.rows += len(ids)
         self.checksum = zlib.crc32(ids.numpy().data, self.checksum)
         if isinstance(epoch, Epoch):
-            whole = int(epoch.ends[-1])
+            total_rows = int(epoch.ends[-1])
         else:
-            # It may yield more ids than it says.
-            whole = max(1, self._candidates)
-        # Rows, so that a schedule does not depend on the batch size. After step i, smaller batches are where full training is.
-        self.progress = (min(self.rows, whole), whole)
+            # Only an expectation: a sampler may yield more ids than its length.
+            total_rows = max(1, self._candidates)
+        # In rows, so that a schedule does not depend on the batch size.
+        self.progress = (min(self.rows, total_rows), total_rows)
+        # In batches, so that after step i of smaller batches a schedule is where it is after step i of full training.
         if self._smaller and isinstance(epoch, Epoch):
             self.progress = (self._number, len(epoch))
-        self.samples = self.rows * self._candidates // whole
+        self.samples = self.rows * self._candidates // total_rows
         if epoch.rows is not None:
             self.left = max(0, epoch.rows - self.rows)

@@ -77,7 +77,8 @@ class EpochControl(Protocol):
         ...
 
 
-NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
+NO_ROWS: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
+"""Ids and weights of no rows."""
 
 
 class SelectedLoader(OfUser):
@@ -114,7 +115,8 @@ class SelectedLoader(OfUser):
         self._world = world
         self.row_buffer: RowBuffer | None = None
         """Rows that a batch method chose and that were not yielded yet; None if no rows are chosen before the loop."""
-        self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
+        # Ids and weights from a loaded state: rows that were chosen, but not yielded when the epoch was interrupted.
+        self._rows_to_restore: tuple[Tensor, Tensor | None] = NO_ROWS
         self.streams = isinstance(loader.dataset, IterableDataset)
         """Whether the dataset is an IterableDataset."""
         self.order: SamplerOrder | ComposedOrder | StreamOrder
@@ -192,11 +194,11 @@ class SelectedLoader(OfUser):
             ends = self.ends(self.control.plan)
             rows = int(ends[-1])
             batches = len(ends) - 1
-        # A batch method also chooses rows of the last batch, which may be smaller.
         buffer = self.row_buffer
+        # Without gathering, each candidate batch from which a row is kept becomes one batch.
         if buffer is None or (buffer.size is None and self.control.keeps_a_row):
             return batches
-        chosen = _rows_of(rows, size, self.control)
+        chosen = _count_chosen(rows, size, self.control)
         if chosen is None:
             raise TypeError(
                 "the length of this epoch is not known before its end: how many rows are kept depends on the losses. Use a "
@@ -221,26 +223,27 @@ class SelectedLoader(OfUser):
             raise RuntimeError(
                 "run.loader was closed by run.detach(). Use your own DataLoader, or attach again and use the new run.loader."
             )
-        self.timing.switch(LOADING)  # workers start
+        self.timing.switch(LOADING)  # starting workers counts as loading
         self.reader.check()  # first, so that an error about a changed setting leaves the pass in progress as it is
         self.stop()
         self.batches = None
         # Before the order: `begin` ends the previous epoch, which may make passes over this loader, and plans the next one.
-        plan, rows = self.control.begin()
+        plan, consumed = self.control.begin()
         self.prepared.begin(remainder=self._remainder(plan))
+        resumes = consumed > 0 and self.reader.epoch_start is not None
         # Before workers start: if a sampler is refused, no process is left waiting for a batch.
-        resumes = rows > 0 and self.reader.epoch_start is not None
-        batches = self.batches = self._batches_of(plan, rows if resumes else 0)
+        batches = self.batches = self._batches_of(plan, consumed if resumes else 0)
         if resumes:
-            loaded = self._resume(batches, rows)
+            loaded = self._resume(batches, consumed)
         else:
-            self._begin_with(NONE_WAIT)
+            self._set_rows_to_restore(NO_ROWS)
             loaded = self.reader.start(batches)
         iterator = EpochIterator(self, batches, loaded)
         self.current = weakref.ref(iterator)
-        # When the iterator is deleted, the run learns that the loop has left the epoch. The reference to the run is weak: a
-        # strong one would keep the run alive. When the interpreter exits, the parts of the run may be gone already.
-        self._deleted = weakref.finalize(iterator, _gone, weakref.ref(self.control))
+        # A loop that breaks out only deletes its iterator, which tells the run that the epoch is over. The reference to the run is
+        # weak: a strong one would keep the run alive.
+        self._deleted = weakref.finalize(iterator, _report_deletion, weakref.ref(self.control))
+        # When the interpreter exits, the parts of the run may be gone already.
         self._deleted.atexit = False
         return iterator
 
@@ -252,7 +255,7 @@ class SelectedLoader(OfUser):
         return self.order.remainder(plan)
 
     def _batches_of(self, plan: PackedPlan | None, rows: int) -> Batches:
-        """Returns the batches of an epoch from a number of rows on."""
+        """Returns the batches of an epoch after the first `rows` rows."""
         order = self.order
         if isinstance(order, StreamOrder):
             return StreamBatches(order.length, self.candidates)
@@ -266,30 +269,30 @@ class SelectedLoader(OfUser):
         )
 
     def _resume(self, batches: Batches, rows: int) -> Iterator[Any]:
-        """Continues an interrupted epoch after a number of rows."""
+        """Continues an interrupted epoch after its first `rows` rows."""
         # Read before `resume`, which restores the random states of the beginning of the epoch.
-        now = self.reader.random_states()
+        states_of_loop = self.reader.random_states()
         loaded = self.reader.resume(batches)
         # Kept in a variable, because the next line clears it.
-        waiting = self._waiting
-        self._begin_with(NONE_WAIT)
+        unyielded = self._rows_to_restore
+        self._set_rows_to_restore(NO_ROWS)
         if isinstance(batches, StreamBatches):
-            batches.skip(loaded, rows, self._keep_waiting(waiting))
+            batches.skip(loaded, rows, self._restoring_rows(unyielded))
         else:
             batches.open()
         # The random states of the training loop are restored. The generators of the loader stay as after drawing the ids again.
-        self.reader.put_back(now)
+        self.reader.put_back(states_of_loop)
         self._check_alike(batches)
         if self.row_buffer is not None:
-            # Rows that were selected and not trained on are read again.
-            if not self.streams and len(waiting[0]):
-                self.row_buffer.put(self.reader.read_again(waiting[0]), *waiting)
+            # Rows that were selected and not trained on are read again; `skip` has already buffered those of a stream.
+            if not self.streams and len(unyielded[0]):
+                self.row_buffer.put(self.reader.read_again(unyielded[0]), *unyielded)
             # All processes must call this together, also those that have no rows in the buffer.
             self.row_buffer.count()
         return loaded
 
     def _check_alike(self, batches: Batches) -> None:
-        """Checks that an interrupted epoch has begun as before."""
+        """Checks that the first batches of an interrupted epoch have the same ids as before, or the same labels in a stream."""
         if self._checksum is None or batches.checksum == self._checksum:
             return
         if self.streams:
@@ -311,7 +314,8 @@ class SelectedLoader(OfUser):
         self._checksum = 0
 
     def last_yielded(self, seen: int) -> None:
-        """Drops buffered rows after the last batch of an epoch, which had `seen` samples."""
+        """Drops the rows that are still buffered after the last batch of an epoch of `seen` samples."""
+        # The only way to learn the length of a stream, for the next epoch.
         if isinstance(self.order, StreamOrder):
             self.order.seen = seen
         if self.row_buffer is not None:
@@ -342,11 +346,11 @@ class SelectedLoader(OfUser):
 
     def state_of_pass(self) -> dict[str, Any]:
         """Returns the chosen rows not yielded yet, and the random and sampler states at the start of the epoch."""
-        # Rows that came with a loaded state and were not read again yet are in `_waiting`.
-        unbuffered = self.row_buffer is None or len(self._waiting[0])
-        ids, weights = (
-            self._waiting if unbuffered or self.row_buffer is None else self.row_buffer.waiting
-        )
+        # A loaded state may be saved again before the epoch continues, so its rows are not in the buffer yet.
+        if self.row_buffer is None or len(self._rows_to_restore[0]):
+            ids, weights = self._rows_to_restore
+        else:
+            ids, weights = self.row_buffer.waiting
         return {
             "waiting": {"ids": ids, "weights": weights},
             "seen": self.order.seen if isinstance(self.order, StreamOrder) else 0,
@@ -358,7 +362,7 @@ class SelectedLoader(OfUser):
     def load_state_of_pass(self, state: Mapping[str, Any]) -> None:
         """Loads the state of a saved epoch, which continues at the next `iter`."""
         self.stop()
-        self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
+        self._set_rows_to_restore((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
         if isinstance(self.order, StreamOrder):
             self.order.seen = state["seen"]
         self.batches = None
@@ -366,25 +370,30 @@ class SelectedLoader(OfUser):
         self.reader.load(state["epoch_start"], between_epochs=not state["active"])
         self.order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["rows"])
 
-    def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
-        """Sets the rows that the next pass begins with: those chosen but not yielded when the epoch was interrupted."""
-        self._waiting = waiting
+    def _set_rows_to_restore(self, unyielded: tuple[Tensor, Tensor | None]) -> None:
+        """Sets the rows that the next epoch begins with, and empties the buffer."""
+        self._rows_to_restore = unyielded
         if self.row_buffer is not None:
             self.row_buffer.clear()
 
-    def _keep_waiting(self, waiting: tuple[Tensor, Tensor | None]) -> Callable[[Any, Tensor], None]:
-        """Returns a function that moves the rows of `waiting` from a batch that is read again into the buffer."""
-        wanted, weights = waiting
+    def _restoring_rows(
+        self, unyielded: tuple[Tensor, Tensor | None]
+    ) -> Callable[[Any, Tensor], None]:
+        """Returns a function that puts the rows of `unyielded` into the buffer when their batch of a stream is read again."""
+        wanted, weights = unyielded
 
-        def look(batch: Any, ids: Tensor) -> None:
-            here = torch.isin(wanted, ids)
-            if self.row_buffer is None or not bool(here.any()):
+        def restore_rows(batch: Any, ids: Tensor) -> None:
+            in_batch = torch.isin(wanted, ids)
+            if self.row_buffer is None or not bool(in_batch.any()):
                 return
-            rows = wanted[here] - ids[0]
+            # The ids of a stream are consecutive positions.
+            rows = wanted[in_batch] - ids[0]
             part = select(self.reader.on_device(batch), rows, len(ids))
-            self.row_buffer.put(part, wanted[here], None if weights is None else weights[here])
+            self.row_buffer.put(
+                part, wanted[in_batch], None if weights is None else weights[in_batch]
+            )
 
-        return look
+        return restore_rows
 
     def stop(self) -> None:
         """Ends the iterator of the current epoch."""
@@ -414,8 +423,8 @@ class EpochIterator:
         self._loaded = loaded
         self._order = loader.order
         self._exhausted = self._done = False
-        # An epoch of less than one full batch is kept, because otherwise it would have no step.
-        self._keeps_short = not candidates.rows
+        # Despite drop_last, until there is a full batch: an epoch of less than one would have no step.
+        self._keeps_partial_batch = not candidates.rows
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -442,41 +451,43 @@ class EpochIterator:
                 raise
             self._yield(batch, ids, None, last=self._candidates.left == 0)
             return batch
-        # From here on rows are chosen before the loop sees a batch.
-        self._fill(row_buffer)
+        # A batch method chooses among the rows of one or more candidate batches.
+        self._fill_buffer(row_buffer)
         # The last rows of an epoch make a smaller batch, or are dropped with drop_last, as in the plain loop.
-        if not row_buffer.rows or (not row_buffer.full and self._drops_rest):
+        if not row_buffer.rows or (not row_buffer.full and self._drops_partial_batch):
             self._end()
             raise StopIteration
         batch, ids, weights = row_buffer.take()
-        self._keeps_short = False
-        self._yield(batch, ids, weights, last=self._leaves_nothing(row_buffer))
+        self._keeps_partial_batch = False
+        self._yield(batch, ids, weights, last=self._is_last(row_buffer))
         return batch
 
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
+        # Before the loop gets the batch: `Accelerator.accumulate` asks whether it is the last one.
         if self._loader.prepared.in_use:
             self._loader.prepared.yielded(last=last)
-        # A stream may have more samples than its length says.
+        # Now, because a loop may break at the last batch. A stream may have more samples than its length says.
         if last and not self._loader.streams:
             self._loader.last_yielded(self._candidates.rows)
         planned = self._candidates.weights
         if planned is not None:
             # The epoch plan and the batch method each correct for their own selection, so their weights are multiplied.
-            own = planned[ids]
-            weights = own if weights is None else own * weights
+            of_plan = planned[ids]
+            weights = of_plan if weights is None else of_plan * weights
         self._control.on_batch(batch, ids, weights, self._candidates, last=last)
 
     @property
-    def _drops_rest(self) -> bool:
-        return self._order.drop_last and not self._keeps_short
+    def _drops_partial_batch(self) -> bool:
+        return self._order.drop_last and not self._keeps_partial_batch
 
-    def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
-        """Whether no further batch follows: neither from rows in the buffer nor from candidates to come, as far as is known."""
+    def _is_last(self, row_buffer: RowBuffer) -> bool:
+        """Whether no batch follows, neither of buffered rows nor of candidates to come. False if this is not known."""
         left = self._candidates.left
         size = row_buffer.size
-        if left is None or size is None or not self._drops_rest:
+        if left is None or size is None or not self._drops_partial_batch:
             return left == 0 and not row_buffer.rows
-        chosen = _rows_of(left, self._order.batch_size, self._control)
+        chosen = _count_chosen(left, self._order.batch_size, self._control)
+        # With drop_last, candidates may remain that cannot fill another batch.
         if chosen is not None:
             return row_buffer.rows + chosen < size
         return left == 0 and not row_buffer.full
@@ -494,13 +505,13 @@ class EpochIterator:
             timing.switch(before)
         return batch, ids
 
-    def _fill(self, row_buffer: RowBuffer) -> None:
+    def _fill_buffer(self, row_buffer: RowBuffer) -> None:
         """Selects from candidate batches until there is a full batch, or no candidate is left."""
         # A stream is read to its end, because it may have more samples than its length says.
         while not (
             row_buffer.full
             or self._exhausted
-            or (not self._loader.streams and self._leaves_nothing(row_buffer))
+            or (not self._loader.streams and self._is_last(row_buffer))
         ):
             try:
                 batch, ids = self._next_candidate()
@@ -513,14 +524,14 @@ class EpochIterator:
         self._done = True
         # Ends workers that are not persistent now, rather than when the loop deletes its iterator.
         self._loaded = iter(())
-        # The loader was not asked for its end if the last rows came from the buffer.
+        # If the last rows came from the buffer, the sampler was not asked for its end, at which RandomSampler draws once more.
         self._candidates.finish()
         self._loader.last_yielded(self._candidates.rows)
         self._loader.prepared.end(whole=True)
         self._control.on_loop_exit(exhausted=True)
 
 
-def _gone(control: "weakref.ref[EpochControl]") -> None:
+def _report_deletion(control: "weakref.ref[EpochControl]") -> None:
     """Reports to the run that an iterator was deleted."""
     run = control()
     # None if the run was deleted together with its loader.
@@ -528,7 +539,7 @@ def _gone(control: "weakref.ref[EpochControl]") -> None:
         run.on_loop_exit(exhausted=False)
 
 
-def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:
+def _count_chosen(candidates: int, size: int, control: EpochControl) -> int | None:
     """Returns how many of `candidates` rows are chosen, in batches of `size` rows and a smaller last one; None if unknown."""
     full, rest = divmod(candidates, size)
     of_full = control.count(size)

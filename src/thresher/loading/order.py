@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from thresher.distributed.world import ALONE, World
-from thresher.loading.epoch import ComposedEpoch, Epoch, UnforeseenEpoch, ends_of_rank, small_dtype
+from thresher.loading.epoch import ComposedEpoch, Epoch, LazyEpoch, ends_of_rank, small_dtype
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
     check_unchanged,
@@ -48,7 +48,7 @@ def _seed_of(sampler: Any) -> int:
 
 
 class SamplerEpochs:
-    """The epochs of a sampler that numbers them itself, also after a resume.
+    """Keeps track of the epochs of a sampler whose order depends on the number of the epoch, also after a resume.
 
     Args:
         sampler: The sampler. One without epochs is always in epoch 0.
@@ -61,14 +61,17 @@ class SamplerEpochs:
         self._n = n
         self._loader = loader
         self._iteration: int | None = None
-        self._begun: int | None = None
-        self._next = 0
-        self._counted = 0
+        """Epoch of a loader that accelerate prepared, when the epoch in progress began."""
+        self._begun_epoch: int | None = None
+        """Epoch in progress; None if the method drew its order."""
+        self._loaded_epoch = 0
+        """Next epoch of the sampler in the state that was loaded last."""
+        self._begun_count = 0
 
     @property
     def now(self) -> int:
-        """Number of the next epoch; of a sampler without numbers, the number of epochs that have begun."""
-        return int(getattr(self._sampler, "epoch", self._counted))
+        """Number of the next epoch; for a sampler that does not number its epochs, the number of epochs begun."""
+        return int(getattr(self._sampler, "epoch", self._begun_count))
 
     def begin(self, *, resumed: bool, drawn: bool) -> int:
         """Begins an epoch, and returns its number, which determines the order.
@@ -86,35 +89,37 @@ class SamplerEpochs:
         # A loader of accelerate sets the epoch of its sampler to this number, which it does not save.
         self._iteration = getattr(self._loader, "iteration", None)
         now = self.now
-        counts = isinstance(sampler, EpochSampler)
-        if counts and sampler.consumed:
+        # Samplers of Thresher count on by themselves. The script, or accelerate, sets the epoch of others.
+        counts_itself = isinstance(sampler, EpochSampler)
+        if counts_itself and sampler.consumed:
             raise ValueError(
                 f"{name}.set_epoch was called with consumed={sampler.consumed}, which is for loaders without a run. Load "
                 "run.state_dict() of the interrupted run instead."
             )
         if drawn:
-            self._begun = None
+            self._begun_epoch = None
             return now
         if not resumed:
-            self._begun = now
-            self._counted += 1
-            if counts:
+            self._begun_epoch = now
+            self._begun_count += 1
+            # The run computes the order itself and never iterates the sampler, which would otherwise count the epoch.
+            if counts_itself:
                 sampler.begin_pass()
             return now
-        begun = self._begun
+        begun = self._begun_epoch
         # Loops call set_epoch before each epoch, and a resumed loop may count epochs from 0 again.
-        if counts or not hasattr(sampler, "epoch"):
-            allowed = (begun, self._next)
-        else:
-            allowed = (begun,)
+        allowed = {begun}
+        # A sampler that counts by itself may also stand at the next epoch, as it does after its epoch has begun.
+        if counts_itself or not hasattr(sampler, "epoch"):
+            allowed.add(self._loaded_epoch)
         if begun is None or now not in allowed:
             raise RuntimeError(
                 f"The run resumes in the middle of an epoch, in the order of epoch {begun} of its {name}, but the sampler is "
                 f"now set to epoch {now}. Load the state again. Then call set_epoch({begun}) (on the loader, if accelerate "
                 "prepared it), or do not call set_epoch before the end of this epoch."
             )
-        if counts:
-            sampler.set_epoch(self._next)
+        if counts_itself:
+            sampler.set_epoch(self._loaded_epoch)
         return begun
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,8 +130,8 @@ class SamplerEpochs:
             settings = sampler.state_at(epoch, 0)
         else:
             settings = {"seed": _seed_of(sampler), "samples": self._n, "epoch": epoch}
-        place = {"begun": self._begun, "iteration": self._iteration}
-        return {**settings, **place, "sampler": type(sampler).__name__}
+        position = {"begun": self._begun_epoch, "iteration": self._iteration}
+        return {**settings, **position, "sampler": type(sampler).__name__}
 
     def load_state_dict(self, state: Mapping[str, Any], *, active: bool, consumed: int) -> None:
         """Restores the sample order of a saved run. The next epochs continue from it.
@@ -139,18 +144,18 @@ class SamplerEpochs:
         sampler = self._sampler
         if isinstance(sampler, WeightedSampler):
             sampler.restore_weights(state)
-        self._begun = state["begun"]
+        self._begun_epoch = state["begun"]
         iteration = state.get("iteration")
         if iteration is not None and hasattr(self._loader, "iteration"):
             self._loader.iteration = iteration + (not active)
-        self._next = self._counted = state["epoch"]
-        # The interrupted epoch of other samplers is drawn again from their own epoch; if the loop has not got a batch of it
-        # yet, so is that of ours.
-        again = active and self._begun is not None
+        self._loaded_epoch = self._begun_count = state["epoch"]
+        # An interrupted epoch is drawn again, so its sampler goes back to it. A sampler of Thresher goes back only if the loop had
+        # no batch yet, when the epoch begins anew; otherwise `begin` is told that the epoch is resumed.
+        goes_back = active and self._begun_epoch is not None
         if consumed and isinstance(sampler, EpochSampler):
-            again = False
+            goes_back = False
         if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(state["begun"] if again else self._next)
+            sampler.set_epoch(state["begun"] if goes_back else self._loaded_epoch)
 
 
 class Order(ABC):
@@ -185,9 +190,10 @@ class Order(ABC):
         self._batches: Any = loader.batch_sampler
         self._world = world
         self._least = least
-        self._samples = samples
+        self._samples_after_pruning = samples
         self._epochs: SamplerEpochs | None = None
-        # Weak: at 10^8 samples, a drawn plan would not fit in memory beside the next one.
+        # The plan and number of the epoch that was begun last. Weak: at 10^8 samples, a drawn plan would not fit in memory beside
+        # the next one.
         self._begun: tuple[Callable[[], PackedPlan | None], int] = (lambda: None, 0)
         self.dataset: Any = loader.dataset
         self.n = len(self.dataset)
@@ -215,8 +221,8 @@ class Order(ABC):
     def _check_sampler(self, plan: PackedPlan) -> None:
         """Checks that the sampler still yields the samples that it yielded when the run was attached."""
 
-    def _unforeseen(self, plan: PackedPlan) -> UnforeseenEpoch | None:
-        """Returns an epoch with this plan if its sampler must not be asked for ids in advance; else None."""
+    def _lazy_epoch(self, plan: PackedPlan) -> LazyEpoch | None:
+        """Returns an epoch with this plan whose ids are read batch by batch, if they must not be read in advance; else None."""
         return None
 
     def generators(self) -> list[torch.Generator]:
@@ -234,21 +240,21 @@ class Order(ABC):
 
     def ends(self, plan: PackedPlan) -> NDArray[np.int64]:
         """Returns where each batch of this process ends in an epoch with this plan, after a leading 0; see `lay_out`."""
-        begun, epoch = self._begun
-        # Within the epoch of this plan, and not of the one that the sampler begins next.
-        if begun() is not plan:
+        begun_plan, epoch = self._begun
+        # Within an epoch, its own number: the sampler already stands at the next one.
+        if begun_plan() is not plan:
             epoch = self._next_epoch
         ends, by_rows = self.lay_out(plan, epoch)
-        return self._own(ends, by_rows=by_rows)
+        return self._ends_of_this_process(ends, by_rows=by_rows)
 
     @property
     def _next_epoch(self) -> int:
         return 0 if self._epochs is None else self._epochs.now
 
-    def _own(self, ends: NDArray[np.int64], *, by_rows: bool) -> NDArray[np.int64]:
+    def _ends_of_this_process(self, ends: NDArray[np.int64], *, by_rows: bool) -> NDArray[np.int64]:
         return ends_of_rank(ends, self._world.rank, self._world.size, by_rows=by_rows)
 
-    def begin(self, plan: PackedPlan, *, resumed: bool) -> Callable[[], Epoch | UnforeseenEpoch]:
+    def begin(self, plan: PackedPlan, *, resumed: bool) -> Callable[[], Epoch | LazyEpoch]:
         """Begins an epoch. Every process must call it.
 
         Args:
@@ -265,8 +271,8 @@ class Order(ABC):
         # Checked in each epoch, because an active-learning loop may have added samples.
         check_unchanged(self.dataset, self.n)
         if self._world.size > 1:
-            # The loader of accelerate gives all processes the same random states when it is iterated. The run does not iterate
-            # it, so this is done here.
+            # The loader of accelerate gives all processes the same random states when it is iterated, but the run does not
+            # iterate it.
             share_states(self._loader)
         else:
             self._check_sampler(plan)
@@ -274,26 +280,27 @@ class Order(ABC):
         if self._epochs is not None:
             epoch = self._epochs.begin(resumed=resumed, drawn=plan.drawn)
         self._begun = weakref.ref(plan), epoch
-        unforeseen = self._unforeseen(plan)
+        lazy = self._lazy_epoch(plan)
         # The batches of an endless sampler, such as minGPT's of 10^10 draws, are too many to list.
-        if unforeseen is None or plan.smaller:
-            # An error about the batches comes before any process draws.
-            known(lambda: self.lay_out(plan, epoch))
-        if unforeseen is not None:
-            return lambda: unforeseen
+        if lazy is None or plan.smaller:
+            # Only for its errors, such as too few rows, which must come before any process draws.
+            none_if_unknown(lambda: self.lay_out(plan, epoch))
+        # The loader calls the result at its first batch, which is when the plain loader draws the order.
+        if lazy is not None:
+            return lambda: lazy
         return lambda: self._deal(plan, epoch)
 
     def _deal(self, plan: PackedPlan, epoch: int) -> Epoch:
-        whole = self.compose(plan, epoch)
-        ids = whole.deal(self._world.rank, self._world.size, dtype=small_dtype(self.n))
-        ends = self._own(whole.ends, by_rows=whole.by_rows)
-        return Epoch(ids, ends, plan.weights_by_id(), whole.finish)
+        composed = self.compose(plan, epoch)
+        ids = composed.deal(self._world.rank, self._world.size, dtype=small_dtype(self.n))
+        ends = self._ends_of_this_process(composed.ends, by_rows=composed.by_rows)
+        return Epoch(ids, ends, plan.weights_by_id(), composed.finish)
 
 
-def known(number: Callable[[], Any]) -> Any:
-    """Returns `number()`; None if it raises an error because a sampler or dataset does not know its length."""
+def none_if_unknown(count: Callable[[], Any]) -> Any:
+    """Returns `count()`; None if it raises an error because a sampler or dataset does not know its length."""
     try:
-        return number()
+        return count()
     # len() raises TypeError without __len__; a class with a __len__ that knows no length may raise NotImplementedError.
     except (TypeError, NotImplementedError):
         return None

@@ -48,9 +48,9 @@ def unpack(bits: NDArray[np.uint8]) -> Tensor:
     begin = 0
     # In parts, because a mask of all samples would take a byte per sample.
     for part in chunks(len(bits)):
-        found = np.flatnonzero(np.unpackbits(bits[part], bitorder="little"))
-        ids[begin : begin + len(found)] = found + 8 * part.start
-        begin += len(found)
+        positions = np.flatnonzero(np.unpackbits(bits[part], bitorder="little"))
+        ids[begin : begin + len(positions)] = positions + 8 * part.start
+        begin += len(positions)
     return torch.from_numpy(ids)
 
 
@@ -173,6 +173,7 @@ class PackedPlan:
         Args:
             ids: Ids, shape (k,), integers.
         """
+        # Without unpacking: id i is bit i % 8 of byte i // 8.
         bits = self.ids.numpy()
         return (bits[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 != 0
 

@@ -72,9 +72,10 @@ def take_apart(batch: Any, n: int) -> tuple[list[Any], Any, Callable[[list[Any]]
 
     rest = map_where(take_out, batch, lambda part: is_per_sample(part, n))
 
-    def rebuild(others: list[Any]) -> Any:
-        following = iter(others)
-        return map_where(lambda _: next(following), rest, lambda part: part is HOLE)
+    # `map_where` visits the parts in the order in which `take_out` was called.
+    def rebuild(new_columns: list[Any]) -> Any:
+        remaining = iter(new_columns)
+        return map_where(lambda _: next(remaining), rest, lambda part: part is HOLE)
 
     return columns, rest, rebuild
 
@@ -163,23 +164,28 @@ def ids_and_weights(parts: Sequence[Part]) -> tuple[Tensor, Tensor | None]:
 
     The row numbers and weights of all parts are copied to the host together, because each copy waits for the device.
     """
-    # float64 represents row numbers up to 2**53 and float32 weights exactly, so one tensor can hold both.
-    there = [
+    # In float64, which represents row numbers up to 2**53 and float32 weights exactly, so that one tensor can hold both.
+    on_device = [
         values.double()
         for part in parts
         for values in (part.rows, part.weights)
         if values is not None
     ]
-    if not there:
+    if not on_device:
         return torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in parts)]), None
-    joint = torch.cat([values.to(there[0].device, non_blocking=True) for values in there]).cpu()
-    here = iter(joint.split([len(values) for values in there]))
+    joint = torch.cat(
+        [values.to(on_device[0].device, non_blocking=True) for values in on_device]
+    ).cpu()
+    # Taken below in the order in which they were listed: of each part the row numbers, then the weights.
+    on_host = iter(joint.split([len(values) for values in on_device]))
     ids = list[Tensor]()
     weights = list[Tensor]()
     for part in parts:
-        ids.append(part.ids if part.rows is None else part.ids[next(here).long()])
+        ids.append(part.ids if part.rows is None else part.ids[next(on_host).long()])
         weights.append(
-            torch.ones(part.n, dtype=torch.float32) if part.weights is None else next(here).float()
+            torch.ones(part.n, dtype=torch.float32)
+            if part.weights is None
+            else next(on_host).float()
         )
     return torch.cat(ids), torch.cat(weights) if any(
         part.weights is not None for part in parts
@@ -202,9 +208,9 @@ class RowBuffer:
         self.size = size
         self._world = world
         self._parts: list[Part] = []
-        self._kinds: list[type] | None = None
-        self._rest: Any = None
-        self._varies: str | None = None
+        self._column_types: list[type] | None = None
+        self._first_rest: Any = None
+        self._varying_part: str | None = None
         self.rows = 0
         """Number of rows that every process has. If this process has more, the others wait for a later batch."""
 
@@ -250,10 +256,10 @@ class RowBuffer:
     def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
         columns, rest, rebuild = take_apart(batch, len(ids))
         kinds = [type(column) for column in columns]
-        if not kinds or kinds != (self._kinds or kinds):
+        if not kinds or kinds != (self._column_types or kinds):
             now, before = (
                 ", ".join(kind.__name__ for kind in some) or "none"
-                for some in (kinds, self._kinds or ())
+                for some in (kinds, self._column_types or ())
             )
             raise ValueError(
                 f"a batch of {len(ids)} samples has these parts with one entry for each sample: {now}"
@@ -262,18 +268,18 @@ class RowBuffer:
             )
         # A part without one entry per sample, such as a graph or a padding length, can be passed on only if it is the same in
         # all batches.
-        if not self._kinds:
-            self._kinds = kinds
-            self._rest = rest
-        elif self._varies is None and (varies := differing_part(self._rest, rest)):
-            self._rest = None
-            self._varies = varies
+        if not self._column_types:
+            self._column_types = kinds
+            self._first_rest = rest
+        elif self._varying_part is None and (varies := differing_part(self._first_rest, rest)):
+            self._first_rest = None
+            self._varying_part = varies
         return Part(columns, rebuild, ids, None, weights)
 
     def _put(self, part: Part, *, entire: bool) -> None:
-        if self._varies is not None and (self._parts or not entire):
+        if self._varying_part is not None and (self._parts or not entire):
             raise ValueError(
-                f"The part {self._varies} of a batch does not have one entry for each sample in its first dimension, and it is "
+                f"The part {self._varying_part} of a batch does not have one entry for each sample in its first dimension, and it is "
                 "not the same in every batch: its samples cannot be chosen, nor joined with those of other batches. Collate "
                 "with the samples in the first dimension (batch_first=True; padded tensors instead of packed sequences), or, "
                 "with a method that chooses by losses, use forward_passes='once'."

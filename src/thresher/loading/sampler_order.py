@@ -24,17 +24,17 @@ from torch.utils.data.distributed import DistributedSampler
 from thresher.distributed.world import agree
 from thresher.loading.epoch import (
     ComposedEpoch,
+    LazyEpoch,
     Piece,
-    UnforeseenEpoch,
     choose,
     do_nothing,
     pad,
     small_dtype,
 )
-from thresher.loading.order import Order, SamplerEpochs, known
+from thresher.loading.order import Order, SamplerEpochs, none_if_unknown
 from thresher.loading.packed_plan import PackedPlan
 from thresher.loading.samplers import (
-    ONCE,
+    YIELD_ONCE,
     check_unchanged,
     inner_sampler,
     is_of_torchdata,
@@ -117,7 +117,7 @@ def is_free(loader: DataLoader[Any]) -> bool:
 
 def groups_by_length(loader: DataLoader[Any]) -> bool:
     """Whether the order of a loader is that of `group_by_length` of Transformers."""
-    return type(inner_sampler(loader.batch_sampler)).__name__ in ONCE
+    return type(inner_sampler(loader.batch_sampler)).__name__ in YIELD_ONCE
 
 
 class SamplerOrder(Order):
@@ -126,14 +126,15 @@ class SamplerOrder(Order):
     def _set_up(self) -> None:
         self.sampler = inner_sampler(self._batches)
         processes = self._world.size
+        # accelerate with split_batches=True divides each batch of the user's loader among the processes.
         splits = getattr(self._batches, "split_batches", False)
         # The reader checks before each epoch that the user has not changed it.
         self.batch_size = checked_batch_size(self._batches) // (processes if splits else 1)
         self.drop_last = self._batches.drop_last
         self.some_ids = None if processes > 1 else self._find_some_ids()
         """Ids that the sampler can yield, shape (K,), int64, ascending; None if these are all ids, or are not known."""
-        own = type(self.sampler) in (Shuffle, WeightedSampler)
-        if processes > 1 or own or is_seeded_by_epoch(self.sampler):
+        numbered = type(self.sampler) in (Shuffle, WeightedSampler)
+        if processes > 1 or numbered or is_seeded_by_epoch(self.sampler):
             self._epochs = SamplerEpochs(self.sampler, self.n, self._loader)
 
     # What does not depend on a plan
@@ -201,12 +202,13 @@ class SamplerOrder(Order):
     def _sampler_yields_once(self) -> bool:
         """Whether the sampler yields each of its ids once."""
         once = self.some_ids is not None and not getattr(self.sampler, "replacement", False)
+        # In several processes, `check_shared` has refused all other samplers.
         return (
             self._world.size > 1
             or self.is_known
             or shuffles_itself(self.sampler, self.n)
             or type(self.sampler) is DistributedSampler
-            or type(self.sampler).__name__ in ONCE
+            or type(self.sampler).__name__ in YIELD_ONCE
             or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
         )
 
@@ -219,11 +221,11 @@ class SamplerOrder(Order):
         """Whether no sample comes twice in an epoch; some do if the first ids are repeated to give processes equal parts."""
         unit = self._world.size * (self.batch_size if self.by_batches else 1)
         return self._sampler_yields_once and (
-            self._world.size == 1 or self._drops or self.n % unit == 0
+            self._world.size == 1 or self._drops_remainder or self.n % unit == 0
         )
 
     @property
-    def _drops(self) -> bool:
+    def _drops_remainder(self) -> bool:
         """Whether rows are left out that cannot be divided equally among the processes."""
         dealer = self._batches if self.by_batches else self._batches.sampler
         return bool(getattr(dealer, "drop_last", False))
@@ -232,7 +234,7 @@ class SamplerOrder(Order):
     def candidates(self) -> int:
         """Number of ids of this process in an epoch of full training."""
         if self._world.size > 1:
-            return self._own_rows(self.n)
+            return self._rows_per_process(self.n)
         if hasattr(self.sampler, "__len__"):
             return len(self.sampler)
         return self.n
@@ -281,51 +283,55 @@ class SamplerOrder(Order):
             SmallerBatchesError: There are fewer rows than the steps need.
         """
         processes = self._world.size
-        by_rows = self._deals_rows(rows, smaller=smaller)
-        ends = self._cut_own(rows, everything=everything, smaller=smaller)
+        by_rows = self._deals_by_rows(rows, smaller=smaller)
+        ends = self._cut_one_process(rows, everything=everything, smaller=smaller)
         if by_rows:
             return ends * processes, True
         return np.append(0, np.diff(ends).repeat(processes).cumsum()), False
 
-    def _cut_own(self, rows: int, *, everything: bool, smaller: bool) -> NDArray[np.int64]:
+    def _cut_one_process(self, rows: int, *, everything: bool, smaller: bool) -> NDArray[np.int64]:
         """Returns where each batch of this process ends."""
         size = self.batch_size
-        own = self._own_rows(rows, smaller=smaller)
+        own_rows = self._rows_per_process(rows, smaller=smaller)
         if smaller:
-            if self._samples is None:
-                full = self.candidates
+            if self._samples_after_pruning is None:
+                full_rows = self.candidates
             else:
-                full = self._own_rows(self._samples)
-            ends = smaller_batches(own, full, size, drop_last=self.drop_last, least=self._least)
+                full_rows = self._rows_per_process(self._samples_after_pruning)
+            ends = smaller_batches(
+                own_rows, full_rows, size, drop_last=self.drop_last, least=self._least
+            )
             if ends is not None:
                 return ends
         # An epoch of less than one batch keeps it: with drop_last it would have no step.
-        short = own < size <= self.n and not everything
+        short = own_rows < size <= self.n and not everything
         # If samples are left out, an epoch may end with a batch of one row, on which BatchNorm cannot train. Full training and
         # an epoch of one row keep it, so that the model raises its own error.
-        least = 1 if everything or own < self._least else min(self._least, size)
-        return cut(own, size, drop_last=self.drop_last and not short, least=least)
+        least = 1 if everything or own_rows < self._least else min(self._least, size)
+        return cut(own_rows, size, drop_last=self.drop_last and not short, least=least)
 
-    def _deals_rows(self, rows: int, *, smaller: bool) -> bool:
+    def _deals_by_rows(self, rows: int, *, smaller: bool) -> bool:
         """Returns whether W processes get every W-th row of an order, rather than every W-th batch."""
         # accelerate divides an order by full batches. Smaller steps have other sizes, so their order is divided by rows; a plan
         # of less than one batch for each process, too, because otherwise no process would get any.
-        short = self._drops and rows < self._world.size * self.batch_size <= self.n
+        short = self._drops_remainder and rows < self._world.size * self.batch_size <= self.n
         return not self.by_batches or smaller or short
 
-    def _own_rows(self, rows: int, *, smaller: bool = False) -> int:
-        """Returns the number of rows of this process, if an order of so many rows is divided."""
+    def _rows_per_process(self, rows: int, *, smaller: bool = False) -> int:
+        """Returns the number of rows that each process gets of an order of `rows` rows."""
         processes = self._world.size
-        by_rows = self._deals_rows(rows, smaller=smaller)
+        by_rows = self._deals_by_rows(rows, smaller=smaller)
         unit = processes if by_rows else processes * self.batch_size
-        return pad(rows, unit, drop_last=self._drops and by_rows != self.by_batches) // processes
+        # The drop_last of accelerate is about batches, so it drops none of the rows that are dealt instead.
+        drops = self._drops_remainder and by_rows != self.by_batches
+        return pad(rows, unit, drop_last=drops) // processes
 
     def remainder(self, plan: PackedPlan) -> int:
-        """Returns how many rows the last step has in all processes without repeated ones, if these come last; else 0."""
+        """Returns the number of rows of the last step, in all processes, before padding; 0 if it has no padding at its end."""
         if not self.by_batches or self.drop_last:
             return 0
         rows = self.rows_of(plan)
-        if self._deals_rows(rows, smaller=plan.smaller):
+        if self._deals_by_rows(rows, smaller=plan.smaller):
             return 0
         return rows % (self._world.size * self.batch_size)
 
@@ -343,25 +349,26 @@ class SamplerOrder(Order):
                 "attach again after the sampler has changed."
             )
 
-    def _unforeseen(self, plan: PackedPlan) -> UnforeseenEpoch | None:
+    def _lazy_epoch(self, plan: PackedPlan) -> LazyEpoch | None:
         # The ids of other samplers are taken as the plain loader takes them: they may draw random numbers between two batches,
         # or have no end.
         if self._world.size > 1 or self._epochs is not None or self.is_known or not plan.everything:
             return None
-        rows = known(lambda: self.rows_of(plan))
+        rows = none_if_unknown(lambda: self.rows_of(plan))
         if rows is not None and self.drop_last:
             rows -= rows % self.batch_size
-        return UnforeseenEpoch(self._as_it_comes(), rows, plan.weights, drop_last=self.drop_last)
+        return LazyEpoch(self._lazy_batches(), rows, plan.weights, drop_last=self.drop_last)
 
-    def _as_it_comes(self) -> Iterator[Tensor]:
-        ids = iter(self._iterated())
+    def _lazy_batches(self) -> Iterator[Tensor]:
+        ids = iter(self._begin_sampler())
         size = self.batch_size
         while len(batch := as_ids(islice(ids, size), self.sampler, self.n)):
             yield batch
 
-    def _iterated(self) -> Iterable[int]:
+    def _begin_sampler(self) -> Iterable[int]:
+        """Returns the sampler, ready to be iterated with the random draws of the user's loader."""
+        # StatefulDataLoader with workers calls iter twice per epoch, and uses the second order.
         if is_of_torchdata(self.sampler, "RandomSampler") and self._loader.num_workers:
-            # StatefulDataLoader with workers calls iter twice per epoch, and uses the second order.
             iter(self.sampler)
         return self.sampler
 
@@ -379,6 +386,7 @@ class SamplerOrder(Order):
             else:
                 pieces = choose(piece, total, plan)
                 rows = plan.rows
+                # A sampler that repeats or skips ids yields another number of rows than the plan keeps, so they are counted.
                 if not self._sampler_yields_once:
                     pieces = [*pieces]
                     rows = sum(map(len, pieces))
@@ -392,42 +400,42 @@ class SamplerOrder(Order):
             DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
         """
         sampler = self.sampler
-        known = {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
+        facts = {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
         if type(sampler) in (Shuffle, WeightedSampler):
             # Their order depends on the seed and epoch only, so no process has to compute all ids for a checksum.
-            agree(self._world, known)
+            agree(self._world, facts)
             return sampler.order(epoch).piece, sampler.total, do_nothing
         ids, finish = self._all_ids()
         # A sampler may draw from a generator that differs between processes. These would then train on some samples twice and
         # on others never.
         if self._world.size > 1:
             checksum = zlib.crc32(np.ascontiguousarray(ids).data)
-            agree(self._world, {**known, "the checksum of the order of the epoch": checksum})
+            agree(self._world, {**facts, "the checksum of the order of the epoch": checksum})
         return lambda begin, end: ids[begin:end], len(ids), finish
 
     def _all_ids(self) -> tuple[NDArray[Any], Callable[[], object]]:
-        """Returns the order of all samples as the sampler makes it, and what it draws at its end."""
+        """Returns the order of all samples as the sampler makes it, and a function that draws what it draws at its end."""
         sampler = self.sampler
         # torch.randperm draws the same permutation for both, and int32 takes half of the memory.
-        small = torch.int32 if self.n < 2**31 else torch.int64
+        dtype = torch.int32 if self.n < 2**31 else torch.int64
         if type(sampler) is SequentialSampler and self.is_known:
             return np.arange(self.n, dtype=small_dtype(self.n)), do_nothing
         if type(sampler) is RandomSampler and self.is_known:
-            own = sampler.generator
-            # RandomSampler draws the seed of its permutation from the global state, and only when its first id is asked for.
-            generator = own
-            if own is None:
+            of_user = sampler.generator
+            generator = of_user
+            # As RandomSampler.__iter__ does: without a generator, it draws a seed from the global random state.
+            if of_user is None:
                 seed = int(torch.empty((), dtype=torch.int64).random_().item())
                 generator = torch.Generator().manual_seed(seed)
-            ids = torch.randperm(self.n, generator=generator, dtype=small).numpy()
+            ids = torch.randperm(self.n, generator=generator, dtype=dtype).numpy()
             # It draws a second permutation when its ids run out. Without a generator of the user, this has no effect.
-            if own is None:
+            if of_user is None:
                 return ids, do_nothing
-            return ids, partial(torch.randperm, self.n, generator=own, dtype=small)
+            return ids, partial(torch.randperm, self.n, generator=of_user, dtype=dtype)
         if type(sampler) is DistributedSampler and self._world.size > 1:
             if not sampler.shuffle:
                 return np.arange(self.n, dtype=small_dtype(self.n)), do_nothing
             # The order that DistributedSampler draws, before each rank takes every W-th id of it.
             generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
-            return torch.randperm(self.n, generator=generator, dtype=small).numpy(), do_nothing
-        return as_ids(list(self._iterated()), sampler, self.n).numpy(), do_nothing
+            return torch.randperm(self.n, generator=generator, dtype=dtype).numpy(), do_nothing
+        return as_ids(list(self._begin_sampler()), sampler, self.n).numpy(), do_nothing

@@ -110,6 +110,7 @@ class PreparedLoader:
         """
         # Not imported here: a loop that uses accelerate has imported it already.
         accelerate = sys.modules.get("accelerate.state")
+        # The loop uses accelerate, but did not prepare its loader.
         if self._loader is None and accelerate is not None:
             # A shared state: it is the right one even if the loop creates its Accelerator after `attach`.
             self._loader = EpochFlags(accelerate.GradientState())
@@ -147,6 +148,7 @@ class PreparedLoader:
 
 def is_prepared(loader: Any) -> bool:
     """Whether a loader was prepared by accelerate; such a loader reports to accelerate where an epoch begins and ends."""
+    # By the attributes that `PreparedLoader` uses, because accelerate has several classes of loaders.
     names = (
         "begin",
         "end",
@@ -183,10 +185,10 @@ def inner_batches(batches: Any) -> Any:
 
 def composes(batches: Any) -> bool:
     """Whether a batch sampler composes the batches of any samples, as `thresher.samplers.BatchComposer` describes it."""
-    kinds = type(inner_batches(batches)).__mro__
-    made_by = next((place for place, kind in enumerate(kinds) if "compose" in vars(kind)), None)
-    # A subclass with an iteration of its own yields other batches than those that it inherits.
-    return made_by is not None and not any("__iter__" in vars(kind) for kind in kinds[:made_by])
+    classes = type(inner_batches(batches)).__mro__
+    composer = next((i for i, kind in enumerate(classes) if "compose" in vars(kind)), None)
+    # A subclass with an iteration of its own yields other batches than the `compose` that it inherits.
+    return composer is not None and not any("__iter__" in vars(kind) for kind in classes[:composer])
 
 
 def inner_sampler(batches: Any) -> Any:
@@ -324,7 +326,7 @@ def check_unchanged(dataset: Any, n: int) -> None:
         )
 
 
-OF_ITERATION = ("__iter__", "__len__", "_get_iterator")
+ITERATION_METHODS = ("__iter__", "__len__", "_get_iterator")
 """Methods of a DataLoader that make its batches."""
 
 
@@ -352,24 +354,23 @@ def check_iteration(loader: DataLoader[Any]) -> None:
                 "run.loader.load_state_dict(state) after attach, with a state from run.loader.state_dict()."
             )
         return  # accepted: the run saves the position itself
-    for name in OF_ITERATION:
-        # The class or base class that defines the method.
+    for name in ITERATION_METHODS:
         # `__class__` rather than type(), because loaders of accelerate show the class of the wrapped loader there.
-        kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
-        if kind is not DataLoader and not (streams and name == "__len__"):
+        defining_class = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
+        if defining_class is not DataLoader and not (streams and name == "__len__"):
             if streams:
                 why = "may begin in the middle of a stream, and a resumed run would skip its beginning once more"
             else:
                 why = "would be left out: batches are made by a torch.utils.data.DataLoader with the same settings"
             raise ValueError(
-                f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {kind.__name__}) {why}. "
+                f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {defining_class.__name__}) {why}. "
                 "Pass a plain DataLoader, and move what the class does to the dataset, the sampler or the collate_fn. (To keep "
                 "workers alive, use persistent_workers=True; to save the position in an epoch, run.state_dict().)"
             )
 
 
 # Compared by name, because the library need not be installed.
-ONCE = ("LengthGroupedSampler",)
+YIELD_ONCE = ("LengthGroupedSampler",)
 """Names of sampler classes of other libraries that yield each id once: the one of `group_by_length` of Transformers."""
 
 SHARED = "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader)"
@@ -393,6 +394,7 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     dataset: Any = loader.dataset
     name = type(sampler).__name__
     size = len(dataset)
+    # (number of processes, rank) of whatever divides the samples: a composer itself, a wrapper, or the sampler.
     if composes(batches) and not by_batches:
         dealt: Any = sampler.dealing() if isinstance(sampler, EpochSampler) else (1, 0)
     elif by_batches or isinstance(outer, ShardedSampler):
@@ -423,10 +425,9 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
         else:
             dealt = (sampler.num_replicas, sampler.rank)
             source = sampler.dataset
-        read = len(source)
-        if read != size:
+        if len(source) != size:
             raise ValueError(
-                f"`loader` has a {name} over {read} samples, but its dataset has {size}: give it that dataset"
+                f"`loader` has a {name} over {len(source)} samples, but its dataset has {size}: give it that dataset"
             )
     if dealt != (world.size, world.rank):
         raise ValueError(
@@ -443,12 +444,13 @@ def _check_dealt_order(sampler: Any, size: int) -> None:
     repeats = isinstance(sampler, RandomSampler) and (
         sampler.replacement or sampler.num_samples != size
     )
-    fits = type(sampler).__name__ in ONCE or (
+    # A Shuffle for several processes would be divided twice.
+    yields_once = type(sampler).__name__ in YIELD_ONCE or (
         isinstance(sampler, known)
         and not repeats
         and getattr(sampler, "num_replicas", None) in (None, 1)
     )
-    if not fits or len(sampler) != size:
+    if not yields_once or len(sampler) != size:
         raise ValueError(
             f"`loader` has a {type(sampler).__name__}, whose order is divided among several processes: the method needs an "
             "order with every sample once. Use shuffle=True, or a thresher.Shuffle with num_replicas=1."

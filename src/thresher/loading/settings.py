@@ -120,12 +120,13 @@ class SettingsAtAttach:
             if value is not (known := self._known[name]) and not (
                 isinstance(value, int | float) and value == known
             ):
-                said = [
-                    type(one).__name__ if hasattr(one, "__dict__") else repr(one)
-                    for one in (known, value)
-                ]
+                # A repr of an object with attributes, such as a sampler, would only show its address.
+                before, after = (
+                    type(setting).__name__ if hasattr(setting, "__dict__") else repr(setting)
+                    for setting in (known, value)
+                )
                 raise ValueError(
-                    f"`loader.{name}` was changed from {said[0]} to {said[1]} after `attach`. Change it back, or call "
+                    f"`loader.{name}` was changed from {before} to {after} after `attach`. Change it back, or call "
                     "run.detach() and attach again."
                 )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.loading.order import generators_of, known
+from thresher.loading.order import generators_of, none_if_unknown
 from thresher.loading.row_buffer import rows_of
 from thresher.loading.settings import checked_batch_size
 from thresher.trees import leaves
@@ -46,7 +46,8 @@ class StreamOrder:
     @property
     def length(self) -> int | None:
         """Expected number of samples; None if the dataset states no length."""
-        length = known(lambda: len(self.dataset))
+        length = none_if_unknown(lambda: len(self.dataset))
+        # What the last epoch had is more reliable than the length that a dataset states.
         return length and (self.seen or length)
 
     @property

@@ -9,7 +9,7 @@ from thresher import rng
 from thresher.trees import differing_part
 from thresher.warning import warn
 
-NOTED = 3
+CHECKED_BATCHES = 3
 """Number of batches per worker that are checked."""
 
 
@@ -30,15 +30,15 @@ class ResumedDraws:
 
     Args:
         workers: Number of worker processes.
-        stay: Whether the workers are persistent. Their random states continue from epoch to epoch, and cannot be saved.
+        persistent: Whether the workers are persistent. Their random states continue from epoch to epoch, and cannot be saved.
     """
 
-    def __init__(self, workers: int, *, stay: bool = False) -> None:
+    def __init__(self, workers: int, *, persistent: bool = False) -> None:
         if workers:
             self._where = "in worker processes"
         else:
             self._where = "for selected samples that had not been trained on"
-        if stay:
+        if persistent:
             self._way_out = "save between epochs, and use persistent_workers=False"
         else:
             self._way_out = "save between epochs"
@@ -67,20 +67,20 @@ class NotedCollate:
     def __init__(self, collate: Any) -> None:
         self.collate = collate
         self.calls = 0
-        self._last: rng.RandomStates | None = None
+        self._states_after_last: rng.RandomStates | None = None
 
     def start(self) -> None:
         """Stores the current random states, with which those at the first batch are compared."""
-        self._last = rng.capture(torch.device("cpu"))
+        self._states_after_last = rng.capture(torch.device("cpu"))
 
     def __call__(self, samples: Any) -> Any:
         """Returns the batch of the user's collate function, as a `NotedBatch` if it was checked."""
         self.calls += 1
-        if self.calls > NOTED:
+        if self.calls > CHECKED_BATCHES:
             return self.collate(samples)
         before = rng.capture(torch.device("cpu"))
-        last = self._last
-        # For the first batch there is no earlier state, but torch knows the seed of the worker, and so its first state.
+        last = self._states_after_last
+        # A worker has no earlier state at its first batch, but torch knows its seed, and so the state in which it started.
         fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
         # Between two batches of a worker only the dataset draws, so a difference comes from reading the samples.
         if last is not None:
@@ -88,8 +88,10 @@ class NotedCollate:
         else:
             drew = not torch.equal(before["torch"], fresh)
         batch = self.collate(samples)
-        self._last = rng.capture(torch.device("cpu"))
-        return NotedBatch(batch, drew or differing_part(before, self._last) is not None)
+        self._states_after_last = rng.capture(torch.device("cpu"))
+        return NotedBatch(
+            batch, drew or differing_part(before, self._states_after_last) is not None
+        )
 
 
 def begin_noted(loader: Any) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from thresher.distributed.world import World, agree
 from thresher.loading.composed_order import ComposedOrder
 from thresher.loading.epoch import BETWEEN_BATCHES
 from thresher.loading.loader import SelectedLoader
-from thresher.loading.order import known
+from thresher.loading.order import none_if_unknown
 from thresher.loading.packed_plan import PackedPlan
 from thresher.methods import name_of
 from thresher.run.batch_stage import BatchStage, WholeBatches
@@ -178,7 +178,7 @@ def check_rows(state: Mapping[str, Any], loader: SelectedLoader) -> None:
         return
     # If the number of rows is unknown, or the batches depend on the epoch of their sampler, it is checked when the epoch
     # continues.
-    ends = known(lambda: loader.ends(PackedPlan(**state["plan"])))
+    ends = none_if_unknown(lambda: loader.ends(PackedPlan(**state["plan"])))
     if ends is None or isinstance(loader.order, ComposedOrder):
         return
     if state["rows"] not in ends:
@@ -223,12 +223,12 @@ def _order_of(shuffle: Mapping[str, Any] | None, unlike: tuple[str, ...]) -> str
     """Describes for messages the sampler that orders a loader, without the settings in `unlike`."""
     if shuffle is None:
         return "another sampler"
-    known = [
+    names = [
         name
         for name in ("seed", "num_samples", "replacement", "weights")
         if name in shuffle and name not in unlike
     ]
-    settings = ", ".join(f"{name}={shuffle[name]!r}" for name in known)
+    settings = ", ".join(f"{name}={shuffle[name]!r}" for name in names)
     return f"{shuffle.get('sampler', 'Shuffle')}({settings}) over {shuffle['samples']} samples"
 
 
