@@ -347,7 +347,7 @@ def fallbacks(rank: int) -> tuple[bool, bool, bool]:
     """One process could not trace the model: all must go on in the same way."""
     trained = TrainedModel(DistributedDataParallel(fresh()), subset=True)
     before = trained.is_plain_anywhere(can_score=True)
-    trained._parts[0].fallback = "values" if rank else None
+    trained._subset_modules[0].fallback = "values" if rank else None
     return before, trained.is_plain, trained.is_plain_anywhere(can_score=True)
 
 

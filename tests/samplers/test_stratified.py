@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import thresher
 from thresher import StratifiedBatchSampler, labels_of
-from thresher.samplers.stratified import arranged, codes_of, strata_keys
+from thresher.samplers.stratified import arrange_rows, codes_of, strata_keys
 
 CASES = st.tuples(
     st.integers(1, 300), st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**31)
@@ -178,7 +178,7 @@ def test_batches_of_several_sizes_have_every_row_once(sizes, classes):
     rows = np.sort(np.random.default_rng(0).integers(0, classes, sum(sizes))) * 1000 + np.arange(
         sum(sizes)
     )
-    order = arranged(rows, np.array(sizes), np.random.default_rng(1))
+    order = arrange_rows(rows, np.array(sizes), np.random.default_rng(1))
     assert sorted(order) == sorted(rows)
 
 

@@ -80,8 +80,8 @@ class Reader:
             self._settings.check()
         # Frees the last order before the plan is made: at 10^9 samples both would not fit in memory.
         self._id_batches.set_batches(iter(()))
-        # Each worker counts compared batches in its own copy of the collate function, and ends with its epoch. The workers of the
-        # next epoch get this copy, so their count goes on.
+        # Each worker counts batches in its own copy of the collate function, and ends with its epoch. The workers of the next
+        # epoch get a copy of this one, so the count goes on.
         collate = self.loader.collate_fn
         workers = self._user.num_workers
         if isinstance(collate, CheckedCollate) and workers:

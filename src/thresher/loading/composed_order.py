@@ -92,8 +92,8 @@ class ComposedOrder(Order):
             SmallerBatchesError: A batch has fewer rows than the model needs, or the composer makes no smaller batches.
         """
         _, ends = self._compose(plan, epoch)
-        # With fewer batches than processes, or too few for the last step, the first batches come again: `resize` repeats from the
-        # start.
+        # With fewer batches than processes, or too few for the last step, the first batches come again: `resize` repeats
+        # from the start.
         sizes = np.resize(np.diff(ends), self._pad_to_processes(len(ends) - 1))
         return np.append(0, sizes.cumsum()), False
 

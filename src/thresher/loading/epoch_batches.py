@@ -28,8 +28,8 @@ class IdBatchSampler(Sampler[list[int]]):
         """Sets the batches of ids that the next iteration yields."""
         self._batches = batches
 
-    # Not a generator function, which would read `_batches` only at the first batch: a loader must keep the batches that were set
-    # when it was iterated, even if others are set before it asks for one.
+    # Not a generator function, which would read `_batches` only at the first batch: a loader must keep the batches that were
+    # set when it was iterated, even if others are set before it asks for one.
     def __iter__(self) -> Iterator[Any]:
         return map(self._convert, self._batches)
 

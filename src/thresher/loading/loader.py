@@ -240,8 +240,8 @@ class SelectedLoader(OfUser):
             loaded = self.reader.start(batches)
         iterator = EpochIterator(self, batches, loaded)
         self.current = weakref.ref(iterator)
-        # A loop that breaks out only deletes its iterator, which tells the run that the epoch is over. The reference to the run is
-        # weak: a strong one would keep the run alive.
+        # A loop that breaks out only deletes its iterator, which tells the run that the epoch is over. The reference to the
+        # run is weak: a strong one would keep the run alive.
         self._deleted = weakref.finalize(iterator, _report_deletion, weakref.ref(self.control))
         # When the interpreter exits, the parts of the run may be gone already.
         self._deleted.atexit = False

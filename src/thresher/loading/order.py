@@ -149,8 +149,8 @@ class SamplerEpochs:
         if iteration is not None and hasattr(self._loader, "iteration"):
             self._loader.iteration = iteration + (not active)
         self._loaded_epoch = self._begun_count = state["epoch"]
-        # An interrupted epoch is drawn again, so its sampler goes back to it. A sampler of Thresher goes back only if the loop had
-        # no batch yet, when the epoch begins anew; otherwise `begin` is told that the epoch is resumed.
+        # An interrupted epoch is drawn again, so its sampler goes back to it. A sampler of Thresher goes back only if the loop
+        # had no batch yet, when the epoch begins anew; otherwise `begin` is told that the epoch is resumed.
         goes_back = active and self._begun_epoch is not None
         if consumed and isinstance(sampler, EpochSampler):
             goes_back = False
@@ -192,8 +192,8 @@ class Order(ABC):
         self._least = least
         self._samples_after_pruning = samples
         self._epochs: SamplerEpochs | None = None
-        # The plan and number of the epoch that was begun last. Weak: at 10^8 samples, a drawn plan would not fit in memory beside
-        # the next one.
+        # The plan and number of the epoch that was begun last. Weak: at 10^8 samples, a drawn plan would not fit in memory
+        # beside the next one.
         self._begun: tuple[Callable[[], PackedPlan | None], int] = (lambda: None, 0)
         self.dataset: Any = loader.dataset
         self.n = len(self.dataset)

@@ -71,8 +71,8 @@ def smaller_batches(
     """
     steps = everything // batch_size if drop_last else -(-everything // batch_size)
     most = steps * batch_size if drop_last else everything
-    # With drop_last, the plan keeps the same fraction of the rows that full training does not drop. It is rounded to the nearest
-    # number, so that the smallest allowed share has a row for every step.
+    # With drop_last, the plan keeps the same fraction of the rows that full training does not drop. It is rounded to the
+    # nearest number, so that the smallest allowed share has a row for every step.
     rows = scale(rows, most, everything)
     # None, because full batches need no division, and the loader then draws the same random numbers as without a plan.
     if rows == most:

@@ -131,15 +131,15 @@ def build_run(config: RunConfig) -> Run:
     device = _device(config)
     trained = TrainedModel(config.given.model, subset=config.mode.is_in_forward)
     timing = Timing()
-    loader, method = _data(config, device=device, timing=timing)
-    config = _in_users_order(config, loader)
+    loader, method = _build_loader(config, device=device, timing=timing)
+    config = _keep_users_order(config, loader)
     # Without a device, a model and an optimizer, batches stay where they are, and the records are on the CPU.
-    parts = _parts(
+    parts = _build_parts(
         config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing
     )
     # A batch method may ask for the progress of training, which is known once the timeline is there.
-    selection = _selection(parts, trained=trained, progress=lambda: timeline.progress.share)
-    timeline = _timeline(parts, method=method, selection=selection)
+    selection = _build_selection(parts, trained=trained, progress=lambda: timeline.progress.share)
+    timeline = _build_timeline(parts, method=method, selection=selection)
     _check_first_epoch(parts, timeline)
     _warn_of_undefined_signals(config)
     _warn_of_useless_epochs(parts, timeline)
@@ -150,7 +150,7 @@ def build_run(config: RunConfig) -> Run:
     return Run(parts, timeline)
 
 
-def _data(
+def _build_loader(
     config: RunConfig, *, device: torch.device | None, timing: Timing
 ) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
     """Builds the loader, and the epoch method restricted to the samples of the loader."""
@@ -170,10 +170,10 @@ def _data(
             f"{title_given(method)} draws the order of training, but the loader's sampler sets another order: use "
             "shuffle=True"
         )
-    return loader, _on_subset(config, loader)
+    return loader, _restrict_to_subset(config, loader)
 
 
-def _in_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
+def _keep_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
     """Returns the options with which a method that stratifies by default keeps the order of the user's sampler; warns."""
     method = config.epoch_method
     given = config.given
@@ -186,6 +186,7 @@ def _in_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
             f"`method`: {title_given(method)} chooses once per epoch, but the loader's sampler sets another order, of "
             f"{loader.candidates:,} samples: use shuffle=True"
         )
+    # Smaller batches need the number of rows of an epoch, which is not known if the sampler may repeat or skip samples.
     unknown = config.world.size == 1 and not loader.yields_once
     spends_steps = given.spend is None and unknown
     size = ""
@@ -200,7 +201,7 @@ def _in_users_order(config: RunConfig, loader: SelectedLoader) -> RunConfig:
     return replace(config, spend="steps") if spends_steps else config
 
 
-def _parts(
+def _build_parts(
     config: RunConfig,
     *,
     loader: SelectedLoader,
@@ -209,10 +210,12 @@ def _parts(
     timing: Timing,
 ) -> Parts:
     """Builds the objects that all others of a run share, such as the records, the counters and the tracked model."""
-    records = _records(_columns(config), loader.n, device, config.world)
+    records = _build_records(_columns(config), loader.n, device, config.world)
     # One write counts a sample at most once, so processes send each other a bool per sample.
     count_columns = {} if loader.streams else COUNT_OF_TRAINED
-    counts = _records(count_columns, loader.n, device, config.world, sent={TRAINED: torch.bool})
+    counts = _build_records(
+        count_columns, loader.n, device, config.world, sent={TRAINED: torch.bool}
+    )
     cost = _cost_of_scores(config)
     module = trained.module
     meter = Meter(cost, None if module is None else module.parameters)
@@ -265,7 +268,7 @@ def _parts(
     )
 
 
-def _selection(
+def _build_selection(
     parts: Parts, *, trained: TrainedModel, progress: Callable[[], float]
 ) -> BatchSelection:
     """Builds the object that chooses the rows of batches."""
@@ -292,7 +295,7 @@ def _selection(
     )
 
 
-def _timeline(
+def _build_timeline(
     parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection
 ) -> Timeline:
     """Builds the timeline, has the loader report to it, and, in several processes, makes the plan of the first epoch."""
@@ -317,7 +320,7 @@ def _cost_of_scores(config: RunConfig) -> Cost:
     return cost
 
 
-def _records(
+def _build_records(
     columns: dict[str, Column],
     n: int,
     device: torch.device,
@@ -330,7 +333,7 @@ def _records(
     return GatheredRecords(columns, n, world, device, sent)
 
 
-def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:
+def _restrict_to_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:
     """Returns the epoch method, restricted to the samples that pruning left or that the user's sampler yields."""
     method = config.epoch_method
     kept = config.kept
@@ -359,10 +362,10 @@ def _device(config: RunConfig) -> torch.device | None:
         return device_of_model(config.given.model)
     return next(
         (
-            one.device
-            for part in optimizers_of(config.given)
-            for group in part.param_groups
-            for one in group["params"]
+            parameter.device
+            for optimizer in optimizers_of(config.given)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
         ),
         None,
     )
@@ -389,6 +392,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
             columns = {name: column for name, column in columns.items() if name not in OF_ANY_LOSS}
         if isinstance(config.given.observe, str):
             columns = {**OF_TOKENS, **columns}
+    # Signals that the method can do without, and that this criterion does not give.
     undefined = {*undefined_signals(config.optional, adapter, config.given.signals)}
     # Signals of the user's are for the method, not for what is observed.
     if adapter is not None and adapter.kind == "values":
@@ -410,6 +414,7 @@ def _check_first_epoch(parts: Parts, timeline: Timeline) -> None:
     """Raises an error if a step of the first epoch has too few rows, while nothing of the user's has been changed."""
     config = parts.config
     smaller = config.spend == "batches" or requirements_of(config.epoch_method).smaller_batches
+    # Only then, because reading the plan makes it.
     if smaller and not parts.loader.streams and timeline.plan.smaller:
         parts.loader.ends(timeline.plan)
 
@@ -436,11 +441,11 @@ def _warn_of_useless_epochs(parts: Parts, timeline: Timeline) -> None:
 def _warn_of_undefined_signals(config: RunConfig) -> None:
     """Warns if the criterion does not define an optional signal of the epoch method."""
     for signal in undefined_signals(config.optional, config.adapter, config.given.signals):
-        if message := _without(config)[signal]:
+        if message := _warnings_of_missing(config)[signal]:
             warn(message)
 
 
-def _without(config: RunConfig) -> dict[str, str]:
+def _warnings_of_missing(config: RunConfig) -> dict[str, str]:
     """Returns, by name of each optional signal of the epoch method, the warning if the criterion does not define it."""
     method = config.epoch_method
     criterion = config.given.criterion
@@ -460,6 +465,7 @@ def _without(config: RunConfig) -> dict[str, str]:
 
 
 def _reader(config: RunConfig, records: Records) -> SignalReader:
+    # The loss is read in any case.
     recorded = records.signals - {"loss"}
     batch = config.batch_method
     chosen_by = recorded | (
@@ -470,7 +476,7 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
         config.given.signals,
         recorded=recorded,
         chosen_by=chosen_by,
-        without=_without(config),
+        without=_warnings_of_missing(config),
         way_around=partial(way_around, config.epoch_method),
     )
 
@@ -478,10 +484,9 @@ def _reader(config: RunConfig, records: Records) -> SignalReader:
 def _title_for_extra_passes(config: RunConfig) -> str | None:
     """Returns the title of the method that needs extra forward passes; None if it makes none."""
     known = config.given.scoring is not None and config.given.scoring.losses is not None
-    makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or calls_model(
-        config.epoch_method
-    )
-    return title_given(config.methods[-1]) if makes else None
+    scores = config.mode is SelectionMode.BEFORE_FORWARD and not known
+    makes_passes = scores or calls_model(config.epoch_method)
+    return title_given(config.methods[-1]) if makes_passes else None
 
 
 def attach(

@@ -18,9 +18,9 @@ from thresher.run.batch_stage import BatchStage, WholeBatches
 from thresher.run.parts import Parts
 
 
-def without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def without_ignored(signals: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns signals with a loss of 0 for samples whose labels are all ignored, so that they do not count as unseen."""
-    return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
+    return {**signals, "loss": torch.where(signals["loss"] == NEVER_SEEN, 0.0, signals["loss"])}
 
 
 class BatchSelection:
@@ -52,9 +52,8 @@ class BatchSelection:
         self._world = parts.config.world
         self.by_chance = stage.by_chance
         """Whether processes keep different numbers of rows of equal batches."""
-        self.loss: MeasureLoss = (
-            parts.reader.measuring()
-        )  # the criterion's own function: this is called in every step
+        # The criterion's own function, without a layer around it, because it is called in every step.
+        self.loss: MeasureLoss = parts.reader.measuring()
         """Computes the criterion of the rows that are trained on, and the signals of all."""
         self._dimension = LossDimension()
 
@@ -68,12 +67,13 @@ class BatchSelection:
         *_: Any,
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the rows that are trained on, and reads the signals of all."""
-        signals = self._beside(
+        # `outputs` is the pair (losses, outputs) that `Run.reduce` passes, by which the samples are found.
+        signals = self._signals_of_given_losses(
             given, attribution.layout, outputs[1], targets, self._parts.reader.recorded
         )
         return given.value(attribution.layout, weights), signals
 
-    def _beside(
+    def _signals_of_given_losses(
         self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]
     ) -> dict[str, Tensor]:
         """Returns the signals of samples whose losses the loop computed itself."""
@@ -85,10 +85,15 @@ class BatchSelection:
         if "batch_loss" in wanted:
             signals["batch_loss"] = batch_loss(signals["loss"])
         return signals | self._parts.reader.beside(
-            outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing, signals["loss"]
+            outputs,
+            targets,
+            layout.n,
+            wanted - {"batch_loss"},
+            self._explain_missing,
+            signals["loss"],
         )
 
-    def _missing(self, wanted: set[str]) -> str:
+    def _explain_missing(self, wanted: set[str]) -> str:
         config = self._parts.config
         names = ", ".join(sorted(wanted))
         if config.given.observe and isinstance(config.methods[-1], FullData):

@@ -16,7 +16,7 @@ SEEDS = 256
 """Number of steps whose seeds are made together; one by one they would take longer than the choice itself."""
 
 
-# Any number works. A method that keeps rows at random cannot tell for any number.
+# Any number works: a method that keeps a random number of rows knows it for none.
 FEW = 8
 """Number of rows for which a method is asked how many it keeps."""
 
@@ -31,6 +31,7 @@ class WholeBatches:
 
     by_chance = False
     keeps_a_row = True
+    # Read as a ratio, kept / candidates.
     kept = candidates = 1
 
     def init_state(self) -> dict[str, Any]:
@@ -83,7 +84,8 @@ class BatchStage:
         self.step = 0
         self.candidates = self.kept = 0
         self._facts: dict[str, float] = {}
-        self._batches = self._offered = self._chosen = self._asked = 0
+        self._batches = self._rows_offered = self._rows_chosen = self._choices = 0
+        # (seed, block) and the seeds of the steps of this block.
         self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
 
     def init_state(self) -> dict[str, Any]:
@@ -113,9 +115,9 @@ class BatchStage:
         self.state = state
         # Unlike `candidates`, these counts leave out batches that were left whole, because the warning about a choice that saves
         # nothing must not include them.
-        self._asked += 1
-        self._offered += len(ids)
-        self._chosen += len(plan.rows)
+        self._choices += 1
+        self._rows_offered += len(ids)
+        self._rows_chosen += len(plan.rows)
         return self._counted(plan, len(ids))
 
     def _generator(self) -> torch.Generator:
@@ -178,8 +180,11 @@ class BatchStage:
 
         The share is 1 if the method did not choose in any batch.
         """
-        counts = self._chosen / self._offered if self._offered else 1.0, self._asked
-        self._offered = self._chosen = self._asked = 0
+        counts = (
+            self._rows_chosen / self._rows_offered if self._rows_offered else 1.0,
+            self._choices,
+        )
+        self._rows_offered = self._rows_chosen = self._choices = 0
         return counts
 
     def state_dict(self) -> dict[str, Any]:

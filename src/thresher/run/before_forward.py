@@ -59,13 +59,11 @@ class BeforeForward(BatchSelection):
         if self._stage.keeps_all:
             return self._stage.whole(len(ids), ids.device)
         # A method without signals chooses on the host, where the loader needs the rows: nothing waits for the device then.
+        signals: dict[str, Tensor] = {}
         if self._stage.requires.signals:
-            here = ids.to(self._parts.device, non_blocking=True)
-        else:
-            here = ids
-        plan = self._stage.plan(
-            here, self._signals(batch, here, epoch) if self._stage.requires.signals else {}
-        )
+            ids = ids.to(self._parts.device, non_blocking=True)
+            signals = self._signals(batch, ids, epoch)
+        plan = self._stage.plan(ids, signals)
         if self._parts.config.by_batch:
             return part_of_batch(plan, len(ids))
         return plan
@@ -83,12 +81,12 @@ class BeforeForward(BatchSelection):
             }
         return without_ignored(self._parts.passes.score(batch, ids, self._scoring))
 
-    def _beside(
+    def _signals_of_given_losses(
         self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]
     ) -> dict[str, Tensor]:
         if self._uneven is not None and (counts := given.counts(layout)) is not None:
             self._uneven.note(counts)
-        return super()._beside(given, layout, outputs, targets, wanted)
+        return super()._signals_of_given_losses(given, layout, outputs, targets, wanted)
 
     def _loss_by_rows(
         self, outputs: Any, targets: Any, attribution: Attribution, *weights: Any
@@ -97,11 +95,9 @@ class BeforeForward(BatchSelection):
         device = self._parts.device
         assert self._uneven is not None
         assert criterion is not None
-        self._uneven.note(
-            criterion.shares(
-                torch.empty(attribution.layout.n, 1, dtype=torch.float32, device=device), targets
-            )
-        )
+        # `shares` reads only shape, dtype and device of its first argument.
+        like_losses = torch.empty(attribution.layout.n, 1, dtype=torch.float32, device=device)
+        self._uneven.note(criterion.shares(like_losses, targets))
         return self._loss_of_rows(outputs, targets, attribution, *weights)
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:

@@ -137,14 +137,14 @@ def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | WholeBatches
     expected = stage.init_state()
     saved = {} if state["batch_stage"] is None else state["batch_stage"]["state"]
     for name in {**expected, **saved}:
-        if not _takes_the_place(saved.get(name), expected.get(name)):
+        if not _fits(saved.get(name), expected.get(name)):
             raise ValueError(
-                f"load_state_dict: the saved method has `{name}` as {_kind_of(saved.get(name))}, but this run has "
-                f"{_kind_of(expected.get(name))}. Use the same method. Nothing was loaded."
+                f"load_state_dict: the saved method has `{name}` as {_describe(saved.get(name))}, but this run has "
+                f"{_describe(expected.get(name))}. Use the same method. Nothing was loaded."
             )
 
 
-def _takes_the_place(value: Any, first: Any) -> bool:
+def _fits(value: Any, first: Any) -> bool:
     """Whether a saved value fits a first one: equal type, dtype and shape, but a dimension that was empty may have grown."""
     if not isinstance(first, Tensor) or not isinstance(value, Tensor):
         # A number may begin as an int, such as 0, and go on as a float.
@@ -158,7 +158,7 @@ def _takes_the_place(value: Any, first: Any) -> bool:
     )
 
 
-def _kind_of(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     return type(value).__name__
@@ -201,6 +201,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     """
     saved = state["shuffle"]
     current = loader.order.state_dict()
+    # The state has the weights that `WeightedSampler.set_weights` has set, which are loaded with it.
     if "changed" in (saved or {}):
         unlike = ("weights",)
     else:
@@ -309,7 +310,7 @@ class OtherProcesses:
         self._first = states[0]
         # All processes have trained on equally many rows, which together are the beginning of the common order.
         rows = len(states) * self._first["rows"]
-        self._rows = rows // world.size
+        self._rows_per_process = rows // world.size
         if rows % world.size:
             raise ValueError(
                 f"load_state_dict: the {len(states)} processes have trained on {rows} rows of the epoch in progress, which "
@@ -340,19 +341,19 @@ class OtherProcesses:
         """Returns the state from which this process continues."""
         size = len(self._states)
         # What cannot be divided, such as random states, is taken from one of the saved processes.
-        like = self._states[self._world.rank % size]
+        template = self._states[self._world.rank % size]
         return {
-            **like,
-            "rows": self._rows,
-            "samples": like["samples"] * size // self._world.size,
-            # Of other rows than those of this process.
+            **template,
+            "rows": self._rows_per_process,
+            "samples": template["samples"] * size // self._world.size,
+            # The saved ones are of other rows than this process has read.
             "checksum": None,
-            "cost": self._cost(like["cost"]),
+            "cost": self._cost(template["cost"]),
         }
 
-    def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:
+    def _cost(self, template: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the part of this process in the counts of all saved processes."""
-        counts = dict(like)
+        counts = dict(template)
         for name in SAMPLES:
             number = sum(state["cost"][name] for state in self._states)
             # Rounded down after adding the rank, the parts of all ranks add up to the number.
@@ -501,11 +502,10 @@ class SavedState:
             if digest_of(state[name]) != digest:
                 refuse(f"`{name}` is not as it was saved: values, sizes or dtypes differ")
         if (not state["plan"]) != self.parts.loader.streams:
-            here, there = ("a stream", "a dataset with a length")[
-                :: 1 if self.parts.loader.streams else -1
-            ]
+            sources = ("a stream", "a dataset with a length")
+            current, saved_for = sources if self.parts.loader.streams else sources[::-1]
             raise ValueError(
-                f"load_state_dict: the state is for {there}, but the loader of this run reads {here}"
+                f"load_state_dict: the state is for {saved_for}, but the loader of this run reads {current}"
             )
         if kept is not None and not torch.equal(kept, saved.cpu()):
             raise ValueError(
@@ -513,8 +513,8 @@ class SavedState:
                 "run: the scores have changed. Use the scores of the interrupted run"
             )
         columns, expected = (
-            {name: getattr(column, "dtype", None) for name, column in found.items()}
-            for found in (state["records"], self.parts.records)
+            {name: getattr(column, "dtype", None) for name, column in records.items()}
+            for records in (state["records"], self.parts.records)
         )
         if columns != expected:
             raise ValueError(
@@ -532,6 +532,7 @@ class SavedState:
             message = f"{error} The state was saved with {state['settings']}, but this run has {self._options}."
             raise ValueError(message) from None
         passes = self.timeline.selection.forward_passes
+        # With forward_passes="auto", loading switches to the selection of the saved run.
         if state["passes"] != passes and not (
             self.timeline.may_switch and state["passes"] in ("once", "twice")
         ):
@@ -541,13 +542,13 @@ class SavedState:
         check_rows(state, self.parts.loader)
         check_shuffle(state, self.parts.loader)
         check_generators(state, self.parts.loader, self.parts.device, restored=restore_rng)
-        for what, saved, own in (
+        for argument, saved, current in (
             ("", state["settings"], self._options),
             ("epochs=", state["epochs"], self.parts.given.epochs),
         ):
-            if saved != own:
+            if saved != current:
                 warn(
-                    f"load_state_dict: the state was saved with {what}{saved}, but this run has {what}{own}"
+                    f"load_state_dict: the state was saved with {argument}{saved}, but this run has {argument}{current}"
                 )
         if state["in_step"]:
             warn(
@@ -576,15 +577,15 @@ class SavedState:
                 "continue within the epoch, save the state inside the loop, before break or return."
             )
 
-    def _check_kind(self, own: Mapping[str, Any]) -> None:
+    def _check_kind(self, state: Mapping[str, Any]) -> None:
         """Raises an error if a state has another method or number of samples than this run."""
-        if own["method"] != self._name():
+        if state["method"] != self._name():
             raise ValueError(
-                f"load_state_dict: the state has method {own['method']!r}, but this run has {self._name()!r}"
+                f"load_state_dict: the state has method {state['method']!r}, but this run has {self._name()!r}"
             )
-        if own["n"] != self.parts.loader.n:
+        if state["n"] != self.parts.loader.n:
             raise ValueError(
-                f"load_state_dict: the state is for {own['n']} samples, but this run has {self.parts.loader.n}"
+                f"load_state_dict: the state is for {state['n']} samples, but this run has {self.parts.loader.n}"
             )
 
 

@@ -85,7 +85,7 @@ def check(given: Arguments, process_group: Any) -> RunConfig:
     check_free("loader", type(loader).__name__, [loader])
     adapter = None if given.criterion is None else adapt(given.criterion)
     free = not streams and is_free(loader)
-    # `cache` makes of it a function that warns once, although strata and the data map both call it.
+    # `cache` turns it into a function that warns once, although strata and the data map both call it.
     on_mismatch = cache(partial(warn, OTHER_LABELS.format(type(loader.dataset).__name__)))
     strata = _strata(given, epoch_method, adapter, free=free, on_mismatch=on_mismatch)
     composed = _is_composed(given, epoch_method, strata)
@@ -113,7 +113,7 @@ def check(given: Arguments, process_group: Any) -> RunConfig:
     check_divisor(config)
     warn_of_sum(config)
     if given.model is not None:
-        check_wrappers(given.model, config.mode, _who_calls_it(config))
+        check_wrappers(given.model, config.mode, _method_with_extra_passes(config))
     check_several(config)
     kept = None if before is None or samples is None else kept_of(before, samples)
     # After pruning, because a method that looks samples up by their ids must know the ids that are left.
@@ -135,8 +135,8 @@ def _strata(
     requires = requirements_of(method)
     wanted = given.stratify
     if wanted == "auto":
-        # A sampler that composes its batches does so for every plan; stratified ones can be stratified by score as well. An
-        # order by length stays one without the samples that are left out.
+        # Batches that a sampler composes stay as they are, and so does an order by length: both are right without the samples
+        # that are left out. Stratified batches are made anew, so that they are also stratified by score.
         composed = composes(batches) and not isinstance(batches, StratifiedBatchSampler)
         composed = composed or groups_by_length(given.loader)
         wanted = "class" if requires.order == "class" and free and not composed else None
@@ -145,6 +145,7 @@ def _strata(
     streams = isinstance(given.loader.dataset, IterableDataset)
     if why := why_not_stratified(method, streams=streams, free=free):
         raise ValueError(f"`stratify`: batches cannot be stratified, because {why}")
+    # The targets of a regression are no classes.
     of_values = adapter is not None and adapter.kind == "values" and given.labels is None
     of_user = given.labels is not None or isinstance(batches, StratifiedBatchSampler)
     codes = None if of_values else given_codes(given.labels, given.loader)
@@ -212,7 +213,7 @@ def _check_types(given: Arguments) -> None:
         )
 
 
-def _who_calls_it(config: RunConfig) -> str:
+def _method_with_extra_passes(config: RunConfig) -> str:
     """Returns the name of a method for which the run makes extra passes of the model; "" if there is none."""
     if calls_model(config.epoch_method):
         return title_given(config.epoch_method)
@@ -223,13 +224,13 @@ def _who_calls_it(config: RunConfig) -> str:
     return ""
 
 
-def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
+def check_wrappers(model: nn.Module, mode: SelectionMode, method_name: str) -> None:
     """Checks that `subset_backward` can be applied to a model, and that the run can make extra forward passes.
 
     Args:
         model: Argument of `attach`.
         mode: Where and by what the rows of a batch are chosen.
-        who: Name of the method that needs extra forward passes; "" for none.
+        method_name: Name of the method that needs extra forward passes; "" for none.
 
     Raises:
         ValueError: The wrappers for several processes around the model are in an order that does not allow it.
@@ -237,9 +238,9 @@ def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
     # A model that contains `subset_backward` already needs no place for it.
     if mode.is_in_forward and not any(isinstance(part, SubsetModule) for part in model.modules()):
         check_wrapping(inside(model))
-    if who and is_sharded(model):
+    if method_name and is_sharded(model):
         raise ValueError(
-            f"`model`: {who} needs forward passes besides those of the loop. All processes must take part in each pass of a "
+            f"`model`: {method_name} needs forward passes besides those of the loop. All processes must take part in each pass of a "
             "sharded model, but they have different samples and numbers of passes. Use DistributedDataParallel, or a "
             "method that chooses in the batch, with forward_passes='once'."
         )
@@ -375,20 +376,22 @@ def check_needs(
             f"attach({missing}={missing}){way_around(method, 'refresh')}"
         )
     # For all epochs, because a pass that only a later epoch needs is refused now as well.
-    asked = full_pass_names(method, given.epochs)
-    if asked and (model is None or adapter is None):
+    requested = full_pass_names(method, given.epochs)
+    if requested and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
         raise ValueError(
             f"{name} needs the gradients of all samples before an epoch: pass attach({missing}={missing})"
         )
-    parts = () if model is None or "feature" not in asked else model.modules()
+    parts = () if model is None or "feature" not in requested else model.modules()
     if parts and not any(isinstance(part, nn.Linear) for part in parts):
         raise ValueError(
             f"{name} needs the input of the last nn.Linear, but {type(model).__name__} has none{way_around(method, 'feature')}"
         )
     # A missing optional signal is reported when the run is built, with what the method does instead.
     wanted = {
-        column.signal or own for own, column in method.columns().items() if column.optional is None
+        column.signal or name
+        for name, column in method.columns().items()
+        if column.optional is None
     }
     wanted |= set(() if batch is None else requirements_of(batch).signals)
     lacking = wanted & NOT_OF_VALUES

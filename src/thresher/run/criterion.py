@@ -53,8 +53,8 @@ class CreditedCriterion(nn.Module):
         stopwatch: Stopwatch,
     ) -> None:
         super().__init__()
-        # in a tuple, it is no module of this one
-        self._own = (criterion,)
+        # In a tuple, so that nn.Module does not register it as a submodule, which would change the names of its parameters.
+        self._user_criterion = (criterion,)
         self._adapter = adapter
         self._timeline = timeline
         self._credit = credit
@@ -95,9 +95,8 @@ class CreditedCriterion(nn.Module):
             ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`; or the
                 criterion has reduction="none" and the method keeps only some rows of the loop's own forward pass.
         """
-        if (
-            torch.compiler.is_compiling()
-        ):  # a compiled step: attribution looks at tensors that a compiler does not have
+        # In a compiled step, attribution would see only the compiler's placeholders for the tensors.
+        if torch.compiler.is_compiling():
             return uncompiled(self.forward, outputs, targets, *others, ids=ids, repeat=repeat)
         if others:
             raise TypeError(
@@ -137,13 +136,14 @@ class CreditedCriterion(nn.Module):
         Args:
             mode: Whether it is the mode of training. Default: True.
         """
-        if isinstance(self._own[0], nn.Module):
-            self._own[0].train(mode)
+        if isinstance(self._user_criterion[0], nn.Module):
+            self._user_criterion[0].train(mode)
         return super().train(mode)
 
     def extra_repr(self) -> str:
         """Returns the user's criterion."""
-        return repr(self._own[0])
+        return repr(self._user_criterion[0])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return operator.getitem, (self._own, 0)  # loads without this library, too
+        # Unpickles as `(criterion,)[0]`, the user's criterion, also where this library is not installed.
+        return operator.getitem, (self._user_criterion, 0)

@@ -83,10 +83,10 @@ def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
     if k in (0, n):
         return plan
     if plan.weights is None:
-        ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device)
+        weights = torch.ones(k, dtype=torch.float32, device=plan.rows.device)
     else:
-        ones = plan.weights
-    return replace(plan, weights=ones * (k / n))
+        weights = plan.weights
+    return replace(plan, weights=weights * (k / n))
 
 
 def check_divisor(config: RunConfig) -> None:

@@ -74,10 +74,10 @@ class SilentEpochs:
     def __init__(self, attributor: Attributor, who: str, needed: Callable[[], bool]) -> None:
         self._attributor = attributor
         self._meter = attributor.meter
-        self._who = who
+        self._method_name = who
         self._needed = needed
-        self._since: Counts | None = None
-        self._silent = 0
+        self._counts_at_begin: Counts | None = None
+        self._silent_epochs = 0
         self._warned_in_steps = False
         self._way_out = WAY_OUT
 
@@ -87,18 +87,19 @@ class SilentEpochs:
         Raises:
             RuntimeError: The method needs losses, and none was recorded in two epochs, or in one epoch of ten steps.
         """
-        self._judge()
-        if self._silent > (not self._warned_in_steps) and self._needed():
-            epochs = f"{self._silent} epochs" if self._silent > 1 else "a whole epoch"
+        self._check_losses()
+        # After a warning within an epoch, one silent epoch is enough; without, it takes two.
+        if self._silent_epochs > (not self._warned_in_steps) and self._needed():
+            epochs = f"{self._silent_epochs} epochs" if self._silent_epochs > 1 else "a whole epoch"
             raise RuntimeError(
-                f"{self._who} chooses by the losses of samples, but got no loss in {epochs}. {self._way_out}"
+                f"{self._method_name} chooses by the losses of samples, but got no loss in {epochs}. {self._way_out}"
             )
-        self._since = self._seen()
+        self._counts_at_begin = self._counts_so_far()
 
     def step_over(self) -> None:
         """Notes a step of the optimizer."""
         steps = self._meter.cost.steps
-        before = self._since
+        before = self._counts_at_begin
         if before is None or self._warned_in_steps or steps - before.steps != SILENT_STEPS:
             return
         if self._meter.credited == before.credited and self._meter.of_loop() > before.passed:
@@ -112,44 +113,45 @@ class SilentEpochs:
             steps_are_seen: Whether a training step would have been noticed. If not, only a loop that took one batch is
                 forgotten.
         """
-        if self._since is not None:
+        if self._counts_at_begin is not None:
             # Looking at the first batch, as for a plot, is no silent epoch.
-            done = self._seen().since(self._since)
+            done = self._counts_so_far().since(self._counts_at_begin)
             if (done.batches <= 1 or steps_are_seen) and not (done.passed or done.steps):
-                self._since = None
+                self._counts_at_begin = None
 
     def end(self, *, complete: bool) -> None:
         """Ends an epoch. Losses may still come if the loop has not trained on all batches yet."""
         # An epoch that was left early may have been left before its first loss.
         if not complete:
-            self._since = None
-        elif self._since is not None:
-            done = self._seen().since(self._since)
+            self._counts_at_begin = None
+        elif self._counts_at_begin is not None:
+            done = self._counts_so_far().since(self._counts_at_begin)
+            # In a shorter epoch, a prefetcher may have read all batches before the first loss.
             if done.batches > BATCHES_AHEAD and (done.passed or done.steps or done.evaluated):
-                self._judge()
+                self._check_losses()
 
-    def _seen(self) -> Counts:
+    def _counts_so_far(self) -> Counts:
         self._attributor.write()
         return Counts.of(self._attributor)
 
-    def _judge(self) -> None:
-        if self._since is None:
+    def _check_losses(self) -> None:
+        if self._counts_at_begin is None:
             return
-        done = self._seen().since(self._since)
-        self._since = None
+        done = self._counts_so_far().since(self._counts_at_begin)
+        self._counts_at_begin = None
         # A pass without a batch, as over an empty shard, says nothing about losses.
         if done.credited or not done.batches:
-            self._silent = 0
+            self._silent_epochs = 0
             self._warned_in_steps = False
             return
-        self._silent += 1
+        self._silent_epochs += 1
         # Neither losses nor forward passes of the run were seen: what the loop computes is unknown, and so is its cost.
         if not done.passed:
             self._meter.make_unknown(WITHOUT_GRADIENTS if done.evaluated else UNSEEN)
         if done.evaluated and not done.passed:
             self._way_out = ENABLE_GRADIENTS
         if (
-            self._silent == 1
+            self._silent_epochs == 1
             and not self._warned_in_steps
             and (done.passed or done.steps or done.evaluated or self._needed())
         ):
@@ -159,7 +161,7 @@ class SilentEpochs:
 
     def _warn(self, problem: str) -> None:
         warn(
-            f"{self._who}: {problem}. {self._way_out} Without losses, run.trained counts only samples that run.model gets in the "
+            f"{self._method_name}: {problem}. {self._way_out} Without losses, run.trained counts only samples that run.model gets in the "
             "tensors that run.loader yielded."
         )
 
@@ -223,21 +225,23 @@ class EpochEnd:
         self._single_process = single_process
         self._steps_are_seen = parts.given.optimizer is not None
         self.state = Pass.NONE
-        self._closing = self._ahead = False
-        self._at_begin = Counts.of(self._attributor)
+        self._is_closing = False
+        self._prefetches = False
+        """Whether the batch before the last one had no loss yet when the loop got the last batch, as with a prefetcher."""
+        self._counts_at_begin = Counts.of(self._attributor)
         self._thread = threading.get_ident()
 
     @property
     def _done(self) -> Counts:
         """What the loop has done in this epoch."""
-        return Counts.of(self._attributor).since(self._at_begin)
+        return Counts.of(self._attributor).since(self._counts_at_begin)
 
     def begin(self) -> None:
         """Begins an epoch, or the rest of an interrupted epoch."""
         self._note_thread()
         self._accumulator.loop_is_over = False
         self.state = Pass.RUNNING
-        self._at_begin = Counts.of(self._attributor)
+        self._counts_at_begin = Counts.of(self._attributor)
 
     def forget(self) -> None:
         """Forgets the loop: its epoch was ended, or a saved state was loaded."""
@@ -248,7 +252,7 @@ class EpochEnd:
         # A stream may go on after the batch that is the last one by its length.
         self.state = AFTER.get((self.state, "last batch" if last else "batch"), self.state)
         if last:
-            self._ahead = self._attributor.runs_ahead
+            self._prefetches = self._attributor.runs_ahead
         self._note_thread()
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
@@ -264,7 +268,8 @@ class EpochEnd:
         if exhausted:
             self._accumulator.flush()
             self._end(complete=True, at_once=self._last_step_done)
-        self._ahead = self._ahead and not self._attributor.last_credited
+        # Once the last batch has its loss, the prefetcher has caught up.
+        self._prefetches = self._prefetches and not self._attributor.last_credited
         # From here on, a new loss of a batch of this pass that was trained on is an error: the loop stores its batches.
         self._attributor.pass_over()
 
@@ -289,7 +294,7 @@ class EpochEnd:
         # Without an optimizer, only its loss shows that the last batch was trained on, and the loss may wait to be confirmed.
         self._accumulator.flush()
         # A prefetcher asks for the end of the pass before the last batches are trained on.
-        if self._ahead:
+        if self._prefetches:
             done = self._last_step_done
         else:
             done = self._attributor.last_credited or self._done.credited <= 0
@@ -304,7 +309,7 @@ class EpochEnd:
         """
         # Read before the state changes: an epoch that was left early is over as well, and is not complete.
         complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
-        # It keeps the iterator, or has left early.
+        # The loop still holds the iterator, or has left early.
         if leaves and self.state is not Pass.NONE and self.trained:
             self.state = Pass.OVER
         self._end(complete=complete)
@@ -313,14 +318,14 @@ class EpochEnd:
     def _end(self, *, complete: bool, at_once: bool = True) -> None:
         """Ends an epoch that is over; the passes that this takes may ask the run for its plan or its records."""
         # The end runs passes over the loader, which report here again.
-        if self._closing or not (at_once and self.due):
+        if self._is_closing or not (at_once and self.due):
             return
         self._check_thread()
-        self._closing = True
+        self._is_closing = True
         try:
             self._close_epoch(complete)
         finally:
-            self._closing = False
+            self._is_closing = False
 
     @property
     def due(self) -> bool:

@@ -36,15 +36,14 @@ def not_finite(losses: Tensor) -> tuple[int, NDArray[np.int64]]:
     """
     pieces = losses.split(LOOKED_AT)
     # One comparison finds both: NaN compares false with everything, and inf is not less than itself. -inf passes, as it must.
+    # All counts are read from the device at once.
     counts = torch.stack([len(piece) - (piece < torch.inf).sum() for piece in pieces]).tolist()
-    first = [np.empty(0, dtype=np.int64)]
+    first_ids = [np.empty(0, dtype=np.int64)]
     for number, piece in enumerate(pieces):
-        if counts[number] and sum(map(len, first)) < NAMED:
-            first.append(
-                (piece < torch.inf).logical_not_().nonzero().flatten()[:NAMED].cpu().numpy()
-                + number * LOOKED_AT
-            )
-    return sum(counts), np.concatenate(first)[:NAMED]
+        if counts[number] and sum(map(len, first_ids)) < NAMED:
+            positions = (piece < torch.inf).logical_not_().nonzero().flatten()[:NAMED]
+            first_ids.append(positions.cpu().numpy() + number * LOOKED_AT)
+    return sum(counts), np.concatenate(first_ids)[:NAMED]
 
 
 def mean_loss(losses: Tensor) -> float | None:
@@ -96,7 +95,7 @@ COUNTED = (
 """Fields of `Cost` whose values per epoch are in the history."""
 
 
-def _left_out(entry: Mapping[str, Any]) -> bool:
+def _left_samples_out(entry: Mapping[str, Any]) -> bool:
     """Returns whether the method of a run left a sample out of an epoch, by the entry of the epoch."""
     counts = (
         ("backward", "full_backward"),
@@ -121,7 +120,7 @@ class History:
         self._timing = parts.timing
         self.entries: list[dict[str, Any]] = []
         """One entry per epoch that is over."""
-        self._booked = dict.fromkeys(COUNTED, 0)
+        self._counted_before = dict.fromkeys(COUNTED, 0)
         self._traced_s = 0.0
         self._warned = False
         self.nothing_saved = ""
@@ -139,8 +138,8 @@ class History:
         self._accumulator.settle()
         entry = self.entries[-1]
         counted = asdict(self._cost)
-        entry |= {name: counted[name] - self._booked[name] for name in COUNTED}
-        self._booked = {name: counted[name] for name in COUNTED}
+        entry |= {name: counted[name] - self._counted_before[name] for name in COUNTED}
+        self._counted_before = {name: counted[name] for name in COUNTED}
         before = self._traced_s
         self._traced_s = tracing_s
         self._timing.close(epoch=entry["epoch"], tracing_s=tracing_s - before)
@@ -165,12 +164,13 @@ class History:
             )
         # Once per epoch, although the check runs again before a plan.
         if "loss" in self._records and self.entries and "nonfinite" not in self.entries[-1]:
-            self._look_at_losses(self.entries[-1], self._records["loss"])
+            self._check_losses(self.entries[-1], self._records["loss"])
 
-    def _look_at_losses(self, entry: dict[str, Any], losses: Tensor) -> None:
+    def _check_losses(self, entry: dict[str, Any], losses: Tensor) -> None:
         # With another fill, samples that were never seen would look as if they had a loss.
         shows_seen = self._records.columns["loss"].fill == NEVER_SEEN
         mean_of = mean_loss if shows_seen else lambda _: None
+        # Only process 0 has the records; the error below is raised in all processes.
         count, some, mean = self._config.world.from_first(
             lambda: (*not_finite(losses), mean_of(losses))
         )
@@ -191,7 +191,7 @@ class History:
     def warn_if_nothing_saved(self) -> None:
         """Warns if the method left no sample out of any epoch, after a last epoch whose plan has every sample."""
         names = " and ".join(title_given(one) for one in self._config.methods if _is_to_save(one))
-        if not names or self._cost.unknown is not None or any(map(_left_out, self.entries)):
+        if not names or self._cost.unknown is not None or any(map(_left_samples_out, self.entries)):
             return
         back = sum(entry.get("moved_back", 0) for entry in self.entries)
         if back:
@@ -213,5 +213,7 @@ class History:
         """
         self.entries = [dict(entry) for entry in entries]
         # The counters continue those of the saved run, whose entries contain their part already.
-        self._booked = {name: sum(entry.get(name, 0) for entry in entries) for name in COUNTED}
+        self._counted_before = {
+            name: sum(entry.get(name, 0) for entry in entries) for name in COUNTED
+        }
         self._traced_s = tracing_s

@@ -46,6 +46,7 @@ def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
             if is_per_sample(part, layout.n):
                 return take_rows([part], plan.rows)[0]
             return part
+        # Several rows per sample are those of flattened tensors, such as (samples * tokens, classes).
         rows_per_sample = len(part) // layout.n if part.dim() else 0
         # If `repeat` is unknown, any number of rows per sample will do.
         allowed = (1, layout.repeat or rows_per_sample)
@@ -134,11 +135,12 @@ def part_of_divisor(
     """
     if criterion.reduction == "sum":
         return 1.0
-    shares = criterion.shares(
-        torch.empty(layout.n, 1, dtype=torch.float32, device=rows.device), targets
-    )
+    # `shares` reads only shape, dtype and device of its first argument.
+    like_losses = torch.empty(layout.n, 1, dtype=torch.float32, device=rows.device)
+    shares = criterion.shares(like_losses, targets)
     kept = shares.index_select(0, rows)
-    if criterion.class_weights:  # then weights are part of the divisor, too
+    # With class weights, the weights of samples are part of the divisor, too.
+    if criterion.class_weights:
         kept = kept if weights is None else kept * weights
         shares = shares if of_batch is None else shares * of_batch
     return kept.sum() / shares.sum()
@@ -166,10 +168,13 @@ class InForward(BatchSelection):
         self.instead = instead
         self.loss = self._loss_of_chosen
         self.gives_up = None if instead is None else lambda: trained.is_plain
+        # (key of the batch, plan, factor of `_factor`) for each choice since the last optimizer step.
         self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
-        self._before_step: dict[str, Any] = {}
-        self._may_be_foreign = False
-        self._passed_back = 0, 0
+        self._stage_before_step: dict[str, Any] = {}
+        self._may_be_other_model = False
+        """Whether the choices of this step may come from the losses of a model that is not trained, such as a teacher."""
+        # Backward passes with a gradient in the chosen rows only, and in all rows, up to the last epoch end.
+        self._backwards_before = 0, 0
         self._share = 1.0
         self._warned = self._compared = False
 
@@ -214,14 +219,14 @@ class InForward(BatchSelection):
         k = len(plan.rows)
         outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
         self._parts.timing.attribution_s += perf_counter() - begin
-        small = RowLayout(k, layout.repeat)
-        alone = None
+        kept_layout = RowLayout(k, layout.repeat)
+        losses_alone = None
         # A loss whose value for a row depends on the other rows (contrastive, in-batch negatives) would be another one for the
         # kept rows; the first step shows it.
         to_compare = not self._compared and 0 < k < layout.n
         try:
             if to_compare:
-                alone = criterion.signals_alone(outputs, targets, small)
+                losses_alone = criterion.signals_alone(outputs, targets, kept_layout)
             # Other processes wait in the backward pass for gradients of every parameter.
             if not k:
                 value = gradient_of_nothing(outputs)
@@ -229,12 +234,12 @@ class InForward(BatchSelection):
                 value = criterion.value(outputs, targets)
             else:
                 value = criterion.measure(
-                    outputs, targets, small, weights=weights, wanted=set()
+                    outputs, targets, kept_layout, weights=weights, wanted=set()
                 ).value
         except (RuntimeError, ValueError, IndexError) as error:
             raise not_by_rows(error, criterion.original, k, layout.n) from error
         if to_compare:
-            self._compare(alone, signals["loss"].index_select(0, plan.rows))
+            self._compare(losses_alone, signals["loss"].index_select(0, plan.rows))
         return times(value, factor), narrow(signals), plan.rows
 
     def _factor(self, k: int) -> Tensor | None:
@@ -258,7 +263,10 @@ class InForward(BatchSelection):
     ) -> tuple[Any, ...]:
         """Averages losses that the loop computed itself over the chosen rows, and records the signals of all rows."""
         layout = attribution.layout
-        signals = self._beside(given, layout, outputs[1], targets, self._parts.reader.chosen_by)
+        # `outputs` is the pair (losses, outputs) that `Run.reduce` passes, by which the samples are found.
+        signals = self._signals_of_given_losses(
+            given, layout, outputs[1], targets, self._parts.reader.chosen_by
+        )
         plan, factor = self._choose_rows(
             attribution, signals if given.all_count else without_ignored(signals)
         )
@@ -288,7 +296,7 @@ class InForward(BatchSelection):
         self._compared = True
 
     def _choose_rows(
-        self, attribution: Attribution, found: Mapping[str, Tensor]
+        self, attribution: Attribution, signals: Mapping[str, Tensor]
     ) -> tuple[BatchPlan, Tensor | None]:
         """Has the method choose among some rows; a second loss of the same rows in a step gets the same plan.
 
@@ -297,28 +305,28 @@ class InForward(BatchSelection):
         """
         trains_own = self._parts.attributor.trains_model
         if trains_own:
-            self._discard_foreign()
+            self._discard_other_model()
         # A second criterion for the same rows, as of an auxiliary head, keeps the same rows. Ids from the user have no key:
         # for these, the method chooses anew.
         chosen = next(
             (
-                one
-                for one in self._chosen_in_step
-                if one[0] is not None and one[0] == attribution.key
+                choice
+                for choice in self._chosen_in_step
+                if choice[0] is not None and choice[0] == attribution.key
             ),
             None,
         )
         if chosen is None:
             ids = attribution.ids
             device = self._parts.device
-            # With this copy, `_discard_foreign` can undo what the method learns from the losses of a teacher.
+            # With this copy, `_discard_other_model` can undo what the method learns from the losses of a teacher.
             if not (trains_own or self._chosen_in_step):
-                self._before_step = self._stage.state_dict()
-            self._may_be_foreign = not trains_own
+                self._stage_before_step = self._stage.state_dict()
+            self._may_be_other_model = not trains_own
             if self._stage.keeps_all:
                 plan = self._stage.whole(len(ids), device)
             else:
-                plan = self._stage.plan(ids, found)
+                plan = self._stage.plan(ids, signals)
             chosen = attribution.key, plan, self._factor(len(plan.rows))
             self._chosen_in_step.append(chosen)
         _, plan, factor = chosen
@@ -334,8 +342,8 @@ class InForward(BatchSelection):
     def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once if the backward pass costs the whole batch because of the loop."""
         meter = self._parts.attributor.meter
-        before = self._passed_back
-        self._passed_back = now = meter.subset_backwards, meter.whole_backwards
+        before = self._backwards_before
+        self._backwards_before = now = meter.subset_backwards, meter.whole_backwards
         passes = now[0] - before[0]
         whole = now[1] - before[1]
         if self._warned or self._trained.module is None or meter.cost.unknown is not None:
@@ -366,23 +374,25 @@ class InForward(BatchSelection):
     def step_over(self) -> None:
         """Forgets the choices of the optimizer step that is over."""
         self._chosen_in_step.clear()
-        self._may_be_foreign = False
+        self._may_be_other_model = False
 
-    def _discard_foreign(self) -> None:
+    def _discard_other_model(self) -> None:
         """Undoes the choices of this step by losses of another model, and what the method learned from them.
 
         The first loss of the run's own model shows that earlier losses came from another model. Until then, the loop may have
         computed its outputs without `run.model`.
         """
-        if self._may_be_foreign and self._chosen_in_step:
-            self._stage.load_state_dict(self._before_step)
+        if self._may_be_other_model and self._chosen_in_step:
+            self._stage.load_state_dict(self._stage_before_step)
             self._chosen_in_step.clear()
-        self._may_be_foreign = False
+        self._may_be_other_model = False
 
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches that are not in use any more."""
         # A prefetcher asks for batches before the loss of an earlier one is computed.
         first = number - BATCHES_AHEAD
         self._chosen_in_step = [
-            one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first
+            choice
+            for choice in self._chosen_in_step
+            if choice[0] is not None and choice[0][0] > first
         ]

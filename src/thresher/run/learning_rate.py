@@ -45,7 +45,7 @@ class PacedLR(LRScheduler):
         *,
         by_batches: bool = False,
     ) -> None:
-        # The user's scheduler has set the learning rates already; a second initialization would set them again.
+        # LRScheduler.__init__ is not called: the user's scheduler has set the learning rates, and it would set them again.
         self.scheduler = scheduler
         self.total = total
         self.stepped = 0
@@ -94,9 +94,8 @@ class PacedLR(LRScheduler):
         if len(batches) < FIRST_CALLS:
             return
         self._first_calls = None
-        if batches[-1] - batches[0] >= 2 * (
-            FIRST_CALLS - 1
-        ):  # a loop that skips a batch is not meant
+        # Two or more batches per call, so that a loop that skips a batch gets no warning.
+        if batches[-1] - batches[0] >= 2 * (FIRST_CALLS - 1):
             warn(
                 f"run.pace: the scheduler has no number of steps, so it is paced for one step per batch ({self.total} in full "
                 "training), but the loop steps it once for several batches, as with accumulated gradients. Its learning rates "
@@ -204,17 +203,17 @@ def pace(scheduler: Any, clock: Progress, total: Any, *, exact: bool = False) ->
 
 def _of_accelerate(scheduler: Any, total: Any) -> Any:
     """Returns the scheduler that accelerate prepared, which steps once per update of all processes."""
-    own = scheduler.scheduler
+    inner = scheduler.scheduler
     state = scheduler.gradient_state
     several = state.num_steps > 1 or any(
-        one.accelerator_state.num_processes > 1 for one in scheduler.optimizers
+        optimizer.accelerator_state.num_processes > 1 for optimizer in scheduler.optimizers
     )
-    if several and total is None and not hasattr(own, "total_steps"):
+    if several and total is None and not hasattr(inner, "total_steps"):
         raise ValueError(
             "run.pace: with accumulated gradients, or several processes, accelerate does not step a scheduler once per batch. "
             "Pass total=, the number of steps for which the scheduler was created."
         )
-    return own
+    return inner
 
 
 class ProgressLR(LRScheduler):

@@ -25,14 +25,14 @@ def parts_of(optimizer: Any) -> list[Optimizer]:
     optimizers: list[Optimizer] = [optimizer]
     # The list grows while it is walked, because an optimizer inside may hold another one. One that updates none of these
     # parameters is merely kept there, and its steps are its own.
-    for one in optimizers:
-        for inner in _held(one):
+    for outer in optimizers:
+        for inner in _inner_optimizers(outer):
             if all(inner is not other for other in optimizers) and parameters & _parameters(inner):
                 optimizers.append(inner)
     return optimizers
 
 
-def _held(optimizer: Any) -> list[Optimizer]:
+def _inner_optimizers(optimizer: Any) -> list[Optimizer]:
     held: list[Optimizer] = []
     for value in vars(optimizer).values():
         if isinstance(value, Optimizer):
@@ -51,7 +51,7 @@ def _parameters(optimizer: Any) -> set[int]:
     return set().union(*[map(id, group["params"]) for group in groups])
 
 
-def _mark(lr: Any) -> Any:
+def _rate_mark(lr: Any) -> Any:
     """Returns a value that differs after a change of the learning rate; never waits for the device that may hold the rate."""
     return (id(lr), lr._version) if isinstance(lr, torch.Tensor) else lr
 
@@ -86,27 +86,30 @@ class StepHooks:
         """Number of steps of this epoch whose learning rate differed from that of the step before."""
         self._optimizer = optimizer
         self._stepped = stepped
-        self._saved: list[tuple[dict[str, Any], Any]] | None = None
-        self._last: Any = None
+        # Parameter groups with their learning rates before the step in progress.
+        self._unscaled: list[tuple[dict[str, Any], Any]] | None = None
+        self._last_mark: Any = None
         self._depth = 0
+        """Number of hooked steps in progress: that of a wrapper calls that of the optimizer inside."""
         self._updated = False
+        """Whether an innermost optimizer made its step, and so updated the parameters."""
         parts = parts_of(optimizer)
         # A wrapper whose base class was not initialized, as that of accelerate, has no hooks; the optimizers inside it do.
         self.parts = [part for part in parts if "_optimizer_step_pre_hooks" in vars(part)]
         innermost = [part for part in self.parts if len(parts_of(part)) == 1] or self.parts
         self._innermost = {id(part) for part in innermost}
-        self._leading = innermost[0]
-        me: weakref.ref[StepHooks] = weakref.ref(self)
+        self._first_innermost = innermost[0]
+        weak_self: weakref.ref[StepHooks] = weakref.ref(self)
         # A run without references leaves the optimizer as it was, because the hooks refer to the run weakly.
         self._unhook = weakref.finalize(
-            self, _remove, [undo for part in self.parts for undo in _hook(part, me)]
+            self, _remove, [undo for part in self.parts for undo in _hook(part, weak_self)]
         )
         self._unhook.atexit = False
 
     def begin_epoch(self) -> None:
         """Resets the count of changes of the learning rate within an epoch."""
         self.changes = 0
-        self._last = None
+        self._last_mark = None
 
     def before(self) -> None:
         """Scales the learning rates at the start of the outermost step."""
@@ -118,11 +121,11 @@ class StepHooks:
         self._updated = False
         self._begins()
         # A schedule that steps within the epoch shows in the rates of the steps.
-        mark = _mark(self._leading.param_groups[0].get("lr"))
-        self.changes += mark != self._last and self._last is not None
-        self._last = mark
+        mark = _rate_mark(self._first_innermost.param_groups[0].get("lr"))
+        self.changes += mark != self._last_mark and self._last_mark is not None
+        self._last_mark = mark
         if self.scale != 1.0 and self._trains():
-            self._saved = [*map(self._scale_group, self._groups())]
+            self._unscaled = [*map(self._scale_group, self._groups())]
         self._timing.attribution_s += time.perf_counter() - begin
 
     def _scale_group(self, group: dict[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -148,15 +151,15 @@ class StepHooks:
     def parameters(self) -> dict[int, Tensor]:
         """Returns the parameters that the optimizer, and the optimizers inside it, update now, by their identities."""
         return {
-            id(one): one
+            id(parameter): parameter
             for part in self.parts
             for group in part.param_groups
-            for one in group["params"]
+            for parameter in group["params"]
         }
 
     def _restore(self) -> None:
-        saved = self._saved
-        self._saved = None
+        saved = self._unscaled
+        self._unscaled = None
         for group, lr in saved or ():
             if isinstance(lr, torch.Tensor):
                 group["lr"].copy_(lr)
@@ -164,7 +167,7 @@ class StepHooks:
                 group["lr"] = lr
         if saved:
             # Restoring a tensor raises its version, which would count as a change of the rate.
-            self._last = _mark(self._leading.param_groups[0].get("lr"))
+            self._last_mark = _rate_mark(self._first_innermost.param_groups[0].get("lr"))
 
     def after(self, part: Optimizer) -> None:
         """Restores the learning rates at the end of the outermost step.
@@ -174,7 +177,7 @@ class StepHooks:
         """
         begin = time.perf_counter()
         self._depth -= 1
-        # GradScaler skips the inner step if gradients overflow; a wrapper whose own step runs has trained on nothing then.
+        # GradScaler skips the step of the inner optimizer if gradients overflow, although that of a wrapper runs.
         self._updated |= id(part) in self._innermost
         if not self._depth:
             self._restore()
@@ -218,6 +221,7 @@ def _hook(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callable
 def _guard_step(part: Any, hooks: "weakref.ref[StepHooks]") -> Callable[[], None]:
     """Replaces `step` of an optimizer by a function that calls it through the hooks; returns a function that undoes this."""
     method = part.step
+    # A scheduler replaces `step` of an optimizer in the same way, by an attribute of the instance.
     had_own = "step" in vars(part)
     holder = weakref.ref(part)
 
@@ -241,12 +245,13 @@ def _guard_step(part: Any, hooks: "weakref.ref[StepHooks]") -> Callable[[], None
     def unguard() -> None:
         optimizer = holder()
         guarded = guard()
+        # A scheduler may have wrapped the guard since: it stays, and without its run only passes the call on.
         if (
             optimizer is None
             or guarded is None
             or getattr(vars(optimizer).get("step"), "__func__", None) is not guarded
         ):
-            return  # a scheduler has wrapped it since: without its run the guard only passes the call on
+            return
         del optimizer.step
         if had_own:
             optimizer.step = guarded.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
@@ -301,7 +306,7 @@ class StepChecks(UnseenSteps):
         self.hooks = hooks
         self._optimizer = optimizer
         self._model = nn.Module() if model is None else model
-        self._whole = False
+        self._from_start = False
         self._batches = 0
         self._versions: dict[int, int] = {}
         """Version of each parameter at the beginning of the epoch, by its identity."""
@@ -319,7 +324,7 @@ class StepChecks(UnseenSteps):
         self.hooks.scale = scale
         self.hooks.begin_epoch()
         self._batches = batches
-        self._whole = not resumed
+        self._from_start = not resumed
         self.by_progress = False
         self._versions = {
             id(parameter): parameter._version for parameter in self._model.parameters()
@@ -331,9 +336,15 @@ class StepChecks(UnseenSteps):
         # updates in place, which raises the versions: this needs no value, and waits for no device.
         attached = self.hooks.parameters()
         elsewhere = [
-            one for one in self._model.parameters() if one.requires_grad and id(one) not in attached
+            parameter
+            for parameter in self._model.parameters()
+            if parameter.requires_grad and id(parameter) not in attached
         ]
-        return any(one._version != self._versions.get(id(one), one._version) for one in elsewhere)
+        # A parameter that came within the epoch has no version to compare with.
+        return any(
+            parameter._version != self._versions.get(id(parameter), parameter._version)
+            for parameter in elsewhere
+        )
 
     def end_epoch(self, epoch: int, batches: int, full: int) -> None:
         """Checks a complete epoch.
@@ -347,7 +358,7 @@ class StepChecks(UnseenSteps):
         # training has.
         batches -= self._batches
         if (
-            not self._whole
+            not self._from_start
             or self.by_progress
             or self.paced
             or batches >= full

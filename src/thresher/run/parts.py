@@ -146,13 +146,11 @@ class RunConfig:
     @property
     def methods(self) -> list[Any]:
         """The methods in the order of their stages, without `FullData` unless it is the only one."""
-        methods = [
-            one for one in (self.before, self.epoch_method, self.batch_method) if one is not None
-        ]
-        # Full training is named if it is the only method.
+        stages = (self.before, self.epoch_method, self.batch_method)
+        methods = [method for method in stages if method is not None]
         if len(methods) == 1:
             return methods
-        return [one for one in methods if not isinstance(one, FullData)]
+        return [method for method in methods if not isinstance(method, FullData)]
 
     @property
     def trains_in_full(self) -> bool:

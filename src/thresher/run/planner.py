@@ -52,25 +52,26 @@ class Planner:
             TypeError: The method did not return a plan.
             ValueError: The plan cannot be used in this run.
         """
-        known = self._inputs(epoch)
+        # Before `from_first`, because all processes share the forward passes that it may make.
+        inputs = self._inputs(epoch)
         # One process plans, and the others receive the plan: means can differ in the last bit between kinds of CPUs, and
         # processes with different plans would wait for each other.
-        held = PackedPlan(
+        plan = PackedPlan(
             **self._config.world.from_first(
-                lambda: self._make_plan(known, epoch, seed).state_dict()
+                lambda: self._make_plan(inputs, epoch, seed).state_dict()
             )
         )
-        if held.note:
-            self._warn(held.note)
-        return held
+        if plan.note:
+            self._warn(plan.note)
+        return plan
 
-    def _make_plan(self, known: Mapping[str, Tensor], epoch: int, seed: int) -> PackedPlan:
+    def _make_plan(self, inputs: Mapping[str, Tensor], epoch: int, seed: int) -> PackedPlan:
         """Makes the plan, in the process that has the records."""
         # The draws of an epoch depend on the seed and its number alone, so that a resumed run plans the same.
         generator = rng.seeded(seed, epoch)
         n = self._records.n
         plan = self._method.plan_epoch(
-            known, epoch=epoch, epochs=self._config.given.epochs, generator=generator
+            inputs, epoch=epoch, epochs=self._config.given.epochs, generator=generator
         )
         plan = self._check(plan)
         order = self._loader.order
@@ -79,10 +80,12 @@ class Planner:
             rows = len(plan.ids)
             smaller = plan.smaller_batches
             ends, by_rows = order.cut(rows, everything=False, smaller=smaller)
+            # A step takes one batch of each process: one entry of `ends` if rows are dealt, else W of them.
+            rows_of_steps = np.diff(ends if by_rows else ends[:: self._config.world.size])
             plan = self._config.strata.in_order(
                 plan,
                 self._records,
-                np.diff(ends if by_rows else ends[:: self._config.world.size]),
+                rows_of_steps,
                 generator,
                 ranks=self._config.world.size,
                 by_rows=by_rows,
@@ -115,11 +118,11 @@ class Planner:
         part = ids[slice(*equal_part(len(ids), world.rank, world.size))]
         signals = self._passes.full_pass(part, names)
         if world.size > 1:
-            parts = [*world.to_first([{name: values.cpu() for name, values in signals.items()}])][
-                ::-1
-            ]
+            of_rank = {name: values.cpu() for name, values in signals.items()}
+            # `to_first` yields the last rank first, and nothing in the other processes.
+            parts = [*world.to_first([of_rank])][::-1]
             signals = {
-                name: torch.cat([one[name] for one in parts]).to(signals[name].device)
+                name: torch.cat([part[name] for part in parts]).to(signals[name].device)
                 for name in signals
                 if parts
             }

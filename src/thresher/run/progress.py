@@ -66,10 +66,13 @@ class Progress:
         self.rows = 0
         """Number of rows of the epoch that were read."""
         self._samples = 0
-        self._at_begin = False, 0, 0
+        """Number of samples that full training would have trained on in the epoch so far."""
+        self._position_at_begin = False, 0, 0
         self._marks: deque[Mark] = deque(maxlen=MARKS)
-        self._before = Mark(-1, 0, 0, 1)
-        self._first = 0
+        self._mark_before = Mark(-1, 0, 0, 1)
+        """Where training was when the pass began; its progress, until a batch of the pass is trained on."""
+        self._first_batch = 0
+        """Number of the first batch of the pass."""
 
     # Events
 
@@ -78,14 +81,14 @@ class Progress:
         resumed = self.resumed
         if not resumed:
             self.rows = self._samples = 0
-        # Kept for a pass without training, which is taken back.
-        self._at_begin = resumed, self.rows, self._samples
+        # For `take_back`, after a pass without training.
+        self._position_at_begin = resumed, self.rows, self._samples
         self.active = True
         self.resumed = False
         self.ran_out = False
         # Batches are counted by their pass: those of an earlier pass are over.
-        self._before = self._reached()
-        self._first = self._attributor.batches
+        self._mark_before = self._mark_of_trained()
+        self._first_batch = self._attributor.batches
         return resumed
 
     def move(self, number: int, batches: Batches, *, last: bool) -> None:
@@ -102,7 +105,7 @@ class Progress:
         self._cost.full_backward += samples - self._samples
         self._samples = samples
         self.rows = batches.rows
-        # Rows left out at the end of an epoch do not leave it unfinished.
+        # The last batch ends the epoch, even if rows are left out after it.
         done, of = (1, 1) if last else batches.progress
         self._marks.append(Mark(number, self.epoch, done, of))
 
@@ -130,9 +133,9 @@ class Progress:
 
     def take_back(self) -> None:
         """Moves back to where the loop began, because nothing was trained."""
-        while self._marks and self._marks[-1].number >= self._first:
+        while self._marks and self._marks[-1].number >= self._first_batch:
             self._marks.pop()
-        self.active, self.rows, samples = self._at_begin
+        self.active, self.rows, samples = self._position_at_begin
         self.resumed = self.active
         self._cost.full_forward += samples - self._samples
         self._cost.full_backward += samples - self._samples
@@ -153,33 +156,33 @@ class Progress:
             total: Number of steps of full training.
         """
         # Rounded down: full training has made step i when i batches of rows are over, and not yet when a row is missing.
-        _, epoch, done, of = self._reached()
+        _, epoch, done, of = self._mark_of_trained()
         return min((epoch * of + done) * total // (self._epochs * of), total)
 
     @property
     def batch(self) -> int:
         """Number of the batch that was trained on last, counted from the start of the run; -1 before the first."""
-        return self._reached().number
+        return self._mark_of_trained().number
 
     @property
     def share(self) -> float:
         """Share of full training that is done after the last step, [0, 1]."""
-        _, epoch, done, of = self._reached()
+        _, epoch, done, of = self._mark_of_trained()
         return min(1.0, (epoch * of + done) / (self._epochs * of))
 
-    def _reached(self) -> Mark:
+    def _mark_of_trained(self) -> Mark:
         """Returns the mark of the batch that was trained on last, not of batches that a prefetcher has read ahead."""
         trained = self._attributor.newest_trained
         reached = (
             mark for mark in reversed(self._marks) if trained is None or mark.number <= trained
         )
-        return next(reached, self._before)
+        return next(reached, self._mark_before)
 
     # Saving
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position, as plain values."""
-        mark = self._marks[-1] if self._marks else self._before
+        mark = self._marks[-1] if self._marks else self._mark_before
         if mark.epoch != self.epoch:
             mark = Mark(-1, self.epoch, 0, 1)
         return {
@@ -202,4 +205,4 @@ class Progress:
         self.rows = state["rows"]
         self._samples = state["samples"]
         self._marks.clear()
-        self._before = Mark(-1, self.epoch, *state["progress"])
+        self._mark_before = Mark(-1, self.epoch, *state["progress"])

@@ -114,11 +114,11 @@ def _epoch(history: Sequence[Mapping[str, Any]], samples: int | None, *, counted
     parts = []
     if samples:
         # The share of the last epoch can be far from the others', as for a method that trains the end in full.
-        all_of_them = sum(one["kept"] for one in history) / len(history) / samples
-        if abs(all_of_them - entry["kept"] / samples) < SAME_SHARE:
+        mean_share = sum(epoch["kept"] for epoch in history) / len(history) / samples
+        if abs(mean_share - entry["kept"] / samples) < SAME_SHARE:
             also = ""
         else:
-            also = f" ({all_of_them:.1%} in all epochs)"
+            also = f" ({mean_share:.1%} in all epochs)"
         parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}{also}")
     if entry.get("moved_back"):
         parts.append(f"{entry['moved_back']:,} moved back")
@@ -226,12 +226,12 @@ class Run(Uncopied):
         self.method = parts.config.methods[-1]
         self.loader = parts.loader
         self.epochs = parts.given.epochs
-        # The loader saves the run, for scripts that save the state of their loader, as they do with a StatefulDataLoader.
         self._credit = parts.attributor.credit
+        # The loader saves the run, for scripts that save the state of their loader, as they do with a StatefulDataLoader.
         self.loader.saved = SavedState(parts, timeline)
-        own = parts.given.criterion
-        adapter = parts.config.adapter
-        self.criterion = CreditedCriterion(own, adapter, timeline, self._credit, parts.stopwatch)
+        self.criterion = CreditedCriterion(
+            parts.given.criterion, parts.config.adapter, timeline, self._credit, parts.stopwatch
+        )
 
     # What the loop calls
 
@@ -300,21 +300,21 @@ class Run(Uncopied):
             >>> torch.allclose(run.reduce(losses, targets=labels, valid=labels != -100), losses.sum() / 4)
             True
         """
+        # In a compiled step, attribution would see only the compiler's placeholders for the tensors.
         if torch.compiler.is_compiling():
-            made_by = (per_sample_losses, ids, outputs, targets, repeat)
-            return uncompiled(self.reduce, *made_by, valid=valid, total=total, keep=keep)
+            tensors = (per_sample_losses, ids, outputs, targets, repeat)
+            return uncompiled(self.reduce, *tensors, valid=valid, total=total, keep=keep)
         losses = GivenLosses(per_sample_losses, valid, total, keep, by_row=repeat is not None)
         # An evaluation: nothing is trained on, so nothing is recorded.
         if not torch.is_grad_enabled():
             return losses.plain()
         # The losses were computed from the outputs, so they show the rows as well.
-        made = (per_sample_losses, outputs)
-        selection = self._timeline.selection
-        if (
-            value := self._credit(made, targets, ids, partial(selection.reduced, losses), repeat)
-        ) is None:
+        evidence = (per_sample_losses, outputs)
+        measure = partial(self._timeline.selection.reduced, losses)
+        value = self._credit(evidence, targets, ids, measure, repeat)
+        if value is None:
             return losses.plain()
-        return self.criterion.watch(value, made)
+        return self.criterion.watch(value, evidence)
 
     @property
     def ids(self) -> Tensor:

@@ -53,7 +53,7 @@ def check_attached_late_enough(had_group: bool) -> None:
     Raises:
         RuntimeError: There is a process group of several processes now, and there was none then.
     """
-    # Nothing else would show it: each process would train without an error.
+    # Without this check, each process would silently train by itself.
     if not had_group and in_several_processes():
         raise RuntimeError(
             f"attach was called before torch.distributed.init_process_group, so each of the {distributed.get_world_size()} "

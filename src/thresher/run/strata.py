@@ -15,7 +15,7 @@ from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.samplers.stratified import (
     StratifiedBatchSampler,
-    arranged,
+    arrange_rows,
     codes_of,
     group_ends,
     labels_of,
@@ -146,7 +146,8 @@ class Strata:
         sorted_rows = np.argsort(keys, kind="stable").astype(
             np.int32 if len(ids) < 2**31 else np.int64
         )
-        if not by_score:  # within a class the order is random
+        # Within a class the order is random; a stable sort would leave it in that of the ids.
+        if not by_score:
             shuffle_within(sorted_rows, group_ends(keys[sorted_rows]), numbers)
         del keys
         rows = _deal(sorted_rows, steps, by_rows, ranks, numbers)
@@ -189,13 +190,12 @@ def _deal(
     sizes = np.diff(np.append(ends, len(rows)))
     sizes = sizes[sizes > 0]
     if ranks == 1:
-        return arranged(rows, sizes, numbers)
-    order = arranged(np.arange(len(rows), dtype=rows.dtype), sizes, numbers)
+        return arrange_rows(rows, sizes, numbers)
+    order = arrange_rows(np.arange(len(rows), dtype=rows.dtype), sizes, numbers)
     begin = 0
     for end in sizes.cumsum().tolist():
-        if (
-            end - begin
-        ) % ranks == 0:  # of a last step that cannot be shared equally, the ranks get any rows
+        # Of a last step that cannot be shared equally, the ranks get any rows.
+        if (end - begin) % ranks == 0:
             # Every W-th row in the order of the strata. Turned, so that the first is not always that of rank 0, and in a random
             # order: no place in a batch may belong to a class, as mixup pairs rows by their places.
             by_rank = np.roll(np.sort(order[begin:end]), numbers.integers(ranks)).reshape(-1, ranks)

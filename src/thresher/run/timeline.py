@@ -57,14 +57,14 @@ class Timeline:
         self._method = method
         self.timing = parts.timing
         self.selection = selection
-        self._selection_attached = selection
+        self._first_selection = selection
         self.comparison = Comparison(parts.passes, parts.accumulator)
         """Compares the losses of extra passes with the losses of the loop."""
         by_losses = plans_by_losses(method)
         self._stage = selection.stage
         chosen_in_batch = parts.config.batch_method
         self._chooser = title_of(method if chosen_in_batch is None else chosen_in_batch)
-        self._silence = SilentEpochs(
+        self._silent_epochs = SilentEpochs(
             parts.attributor, self._chooser, lambda: by_losses or self.selection.by_loop
         )
         self.planner = Planner(parts, method, fills=lambda: self.selection.fills)
@@ -96,7 +96,7 @@ class Timeline:
             # A head outside of `run.model` has its gradients before the backward pass reaches the outputs of the model.
             if model is None:
                 return [*attached.values()]
-            return [one for one in model.parameters() if id(one) in attached]
+            return [parameter for parameter in model.parameters() if id(parameter) in attached]
 
         accumulator = self._parts.accumulator
         pending = PendingGradients(updated, accumulator.gradients_cleared)
@@ -113,20 +113,21 @@ class Timeline:
         check_attached_late_enough(self._had_group)
         if position.resumed and position.rows and parts.loader.streams:
             check_begins(parts.loader.dataset)
-        # The last batch of the pass before may still have to be compared.
+        # The last batch of the previous pass may still have to be compared.
         self.comparison.compare()
         self._end_pass_before()
         # How many samples of full training a yielded row stands for depends on the plan, so each pass is counted by itself.
         parts.accumulator.meter.begin_pass()
         if not position.resumed:
             # Judged before the plan is made: a method that chooses by losses must not plan a third epoch without any.
-            self._silence.begin()
+            self._silent_epochs.begin()
         plan = self.plan_if_any()
         if not position.resumed:
             # The last step of an epoch may come after its pass, so that its books close when the next one begins.
-            self.close_books()
+            self.complete_last_entry()
             parts.records.start_epoch()
             self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
+        # Smaller batches: full training would have made as many steps by now.
         parts.accumulator.meter.same_steps = plan is not None and plan.smaller
         self.comparison.begin_epoch(self._use_of_own_losses(plan), trial=self.selection.gives_up)
         if position.epoch >= parts.given.epochs and torch.is_grad_enabled():
@@ -149,8 +150,8 @@ class Timeline:
         if position.active and not position.resumed:
             left = position.epoch
             if not self.end.finish(leaves=True):
-                self._silence.begin_again(steps_are_seen=self.steps.seen)
-                self._take_back()
+                self._silent_epochs.begin_again(steps_are_seen=self.steps.seen)
+                self._undo_pass()
             elif position.saved_left:
                 warn(
                     f"The state saved after the loop left epoch {left} by break continues within epoch {left} when loaded, but "
@@ -242,14 +243,14 @@ class Timeline:
         self._parts.cost.steps += 1
         self.selection.step_over()
         self._parts.accumulator.end_step()
-        self._silence.step_over()
+        self._silent_epochs.step_over()
+        # After `end_step`: the epoch ends only if no loss waits for its step any more.
         self.end.step_over()
-        if self.end.state in (
-            Pass.RUNNING,
-            Pass.ALL_YIELDED,
-        ):  # else the end of the epoch, timed apart, may be in it
+        # Otherwise this step may have ended the epoch, which is timed by itself.
+        if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):
             self.timing.attribution_s += perf_counter() - begin
-        if self.end.state is Pass.ALL_YIELDED:  # the loop may keep the iterator, and evaluate next
+        # The loop may evaluate next, and still hold the iterator.
+        if self.end.state is Pass.ALL_YIELDED:
             self.timing.switch(OUTSIDE)
 
     # End
@@ -263,19 +264,20 @@ class Timeline:
             self.progress.end_pass()
         self.end.on_loop_exit(exhausted=exhausted)
         self.timing.switch(OUTSIDE)
-        # After the last epoch no other pass may come that could show that nothing was trained in this one.
-        looks = (
+        # Otherwise the next pass shows that nothing was trained in this one; after the last epoch, there may be none.
+        after_training = (
             exhausted and self.progress.epoch >= self._parts.given.epochs and not self.end.trained
         )
-        if self.progress.active and (looks or self.end.evaluates):
-            self._silence.end(complete=False)
-            self._take_back()
+        if self.progress.active and (after_training or self.end.evaluates):
+            self._silent_epochs.end(complete=False)
+            self._undo_pass()
 
-    def _take_back(self) -> None:
+    def _undo_pass(self) -> None:
         """Undoes a pass over the loader without training: the next pass begins the same epoch again."""
         plan = self.planner.current
         exhausted = self.end.state is Pass.OVER
         self.end.forget()
+        # Before `facts`, which resets the counts that it reads.
         rows = self._rows_of_batch(plan) if exhausted else 0
         self.progress.take_back()
         self.timing.drop()
@@ -312,7 +314,7 @@ class Timeline:
         position = self.progress
         # A process whose loop left the pass early must not send to others that are still exchanging gradients of a step.
         parts.config.world.meet(f"The end of epoch {position.epoch}", patient=True)
-        self._silence.end(complete=complete)
+        self._silent_epochs.end(complete=complete)
         plan = self.planner.current
         parts.loader.end_epoch()
         parts.accumulator.flush()
@@ -399,6 +401,7 @@ class Timeline:
 
     def plan_if_any(self) -> PackedPlan | None:
         """Returns the plan, or None for an IterableDataset. Every process must call it."""
+        # An epoch that is over ends first: the next plan is made from its losses.
         self.end.read()
         planner = self.planner
         if planner.current is None and not self._parts.loader.streams:
@@ -427,7 +430,7 @@ class Timeline:
     def history(self) -> list[dict[str, Any]]:
         """One dict per finished epoch."""
         self.end.read()
-        self.close_books()
+        self.complete_last_entry()
         return self._history.entries
 
     @property
@@ -435,12 +438,13 @@ class Timeline:
         """Text of the warning that no sample was left out of any epoch; "" if there was none."""
         return self._history.nothing_saved
 
-    def close_books(self) -> None:
+    def complete_last_entry(self) -> None:
         """Adds the counts of the last epoch to its entry, because its last step may come after the end of the loop."""
         if self.progress.active:
             entry = None
         else:
-            entry = self._history.close(self._selection_attached.tracing_s)
+            # Only the first selection traces the model; the one that may take over from it does not.
+            entry = self._history.close(self._first_selection.tracing_s)
         if entry is not None:
             self.steps.check_steps(
                 entry["epoch"], entry["steps"], entry["backward"], entry.get("lr_scale", 1.0)
@@ -448,7 +452,7 @@ class Timeline:
 
     def detach(self) -> None:
         """Removes the hooks from the optimizer, which can then be attached to other runs, as the loader can."""
-        self.close_books()
+        self.complete_last_entry()
         self.steps.remove()
         release(self)
 
@@ -462,7 +466,7 @@ class Timeline:
     @property
     def may_switch(self) -> bool:
         """Whether the selection may change by itself, as with forward_passes="auto"."""
-        return self._selection_attached.instead is not None
+        return self._first_selection.instead is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training run, as tensors and plain values."""
@@ -474,7 +478,7 @@ class Timeline:
         )
         in_step = self.steps.seen and self._parts.accumulator.waits_for_step
         plan = self.plan_if_any()
-        self.close_books()
+        self.complete_last_entry()
         return {
             **position.state_dict(),
             "epochs": self._parts.given.epochs,
@@ -496,9 +500,10 @@ class Timeline:
         else:
             self.planner.current = PackedPlan(**state["plan"])
         # A model that could not be traced may be traceable when the run goes on, and the other way round: the state decides.
-        attached = self._selection_attached
+        attached = self._first_selection
         if attached.instead is not None:
             self._switch(attached if state["passes"] == "once" else attached.instead)
+        # Choices of a step in progress are of batches of this run, not of the saved one.
         self.selection.step_over()
         self._stage.load_state_dict(state["batch_stage"])
         self.progress.load_state_dict(state)

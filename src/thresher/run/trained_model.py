@@ -31,25 +31,27 @@ class TrainedModel:
 
     def __init__(self, model: nn.Module | None, *, subset: bool) -> None:
         as_given: Any = model
+        # The wrapper of torch.compile would compile the backward pass of all rows.
         if subset:
-            # The wrapper of torch.compile would compile the backward pass of all rows.
             model = without_compiler(model)
         self.module = model
         self.call = None
         self._parallel = data_parallel(model)
         self._averages = averages(model)
         if model is None:
-            self._parts = []
+            self._subset_modules = []
         else:
-            self._parts = [part for part in model.modules() if isinstance(part, SubsetModule)]
-        self._whole = _innermost(model)
+            self._subset_modules = [
+                part for part in model.modules() if isinstance(part, SubsetModule)
+            ]
+        self._inner_model = _unwrap(model)
         if model is None or not subset:
             return
         # Loaded here, as it loads torch's compiler: other runs need neither.
         from thresher.subset import subset_backward
         from thresher.subset.compilers import compiled_like, given
 
-        if self._parts:
+        if self._subset_modules:
             if model is not as_given and given(as_given).options is not None:
                 warn(COMPILED_AROUND)
             return
@@ -59,8 +61,8 @@ class TrainedModel:
             as_compiled = as_given
         else:
             as_compiled = compiled_like(as_given, inside(model))
-        self._whole = subset_model = subset_backward(as_compiled)
-        self._parts = [subset_model]
+        self._inner_model = subset_model = subset_backward(as_compiled)
+        self._subset_modules = [subset_model]
         if self._parallel is None:
             self.module = subset_model
         else:
@@ -69,7 +71,7 @@ class TrainedModel:
     @property
     def tracing_s(self) -> float:
         """Seconds that tracing and compiling have taken."""
-        return sum(part.tracing_s for part in self._parts)
+        return sum(part.tracing_s for part in self._subset_modules)
 
     @property
     def is_plain(self) -> bool:
@@ -78,7 +80,9 @@ class TrainedModel:
 
     def why_plain(self) -> str:
         """Returns why the model could not be traced; "" if it was, or has not been tried."""
-        return next((part.fallback for part in self._parts if part.fallback is not None), "")
+        return next(
+            (part.fallback for part in self._subset_modules if part.fallback is not None), ""
+        )
 
     def is_plain_anywhere(self, can_score: bool) -> bool:
         """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer.
@@ -104,18 +108,18 @@ class TrainedModel:
         Args:
             meter: Meter that counts them.
         """
-        if not self._parts:
+        if not self._subset_modules:
             return
-        self._parts[0].meter = meter
+        self._subset_modules[0].meter = meter
         # How many rows the backward pass of the other parts of the model costs depends on their operations.
-        if self._parts[0] is not self._whole:
+        if self._subset_modules[0] is not self._inner_model:
             meter.make_unknown(
                 "only a part of the model is wrapped in subset_backward, and the cost of the rest is unknown; wrap the whole "
                 "model, unless its blocks are sharded one by one"
             )
 
 
-def _innermost(model: nn.Module | None) -> nn.Module | None:
+def _unwrap(model: nn.Module | None) -> nn.Module | None:
     """Returns what is inside of wrappers around a whole model, down to the wrapper of `subset_backward`."""
     while model is not None and not isinstance(model, SubsetModule):
         model = getattr(model, "_orig_mod", getattr(model, "module", None))

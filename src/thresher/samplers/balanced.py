@@ -32,18 +32,21 @@ def in_turn(
     """
     n = len(members)
     k = len(batches)
+    # The rest of a round that an earlier call began, whole rounds, and the beginning of a round that the next call ends.
     left = members[begin % n :][:k] if begin % n else members[:0]
     rounds, rest = divmod(k - len(left), n)
     whole = generator.permuted(np.tile(members, (rounds, 1)), axis=1).ravel()
     taken = np.concatenate(
         [generator.permutation(left), whole, generator.permutation(members[:rest])]
     )
+    # A single member comes again in any case.
     starts = np.arange(len(left), k, n if n > 1 else k + 1)
-    firsts = np.searchsorted(batches, batches[starts])
-    for first, start in zip(firsts.tolist(), starts.tolist(), strict=True):
-        again = np.isin(taken[start : start + n], taken[first:start])
-        if again.any():
-            taken[start : start + n] = taken[start : start + n][np.argsort(again, kind="stable")]
+    begins_of_batch = np.searchsorted(batches, batches[starts])
+    for in_batch, start in zip(begins_of_batch.tolist(), starts.tolist(), strict=True):
+        repeated = np.isin(taken[start : start + n], taken[in_batch:start])
+        # Members that the batch has already move to the end of the round; the others keep their random order.
+        if repeated.any():
+            taken[start : start + n] = taken[start : start + n][np.argsort(repeated, kind="stable")]
     return taken
 
 
@@ -84,6 +87,7 @@ class ClassBatchSampler(BatchComposer):
         self._sizes = np.bincount(codes)
         self._checksum = zlib.crc32(codes.data)
         order = np.random.default_rng((seed, 0)).permutation(len(codes))
+        # A stable sort leaves the random order within each class.
         members = order[np.argsort(codes[order], kind="stable")]
         self._members = np.split(members, self._sizes.cumsum()[:-1])
         """Ids of the samples of each class, in random order within a class."""
@@ -122,11 +126,13 @@ class ClassBatchSampler(BatchComposer):
             )
         total = len(self._cut_rows(len(ids))) - 1
         classes = self._classes_of_rows(epoch, total)
+        # For each class, the positions of its rows in the epoch, ascending.
         places = np.split(
             np.argsort(classes, axis=None, kind="stable"),
             np.bincount(classes.ravel(), minlength=len(self._sizes)).cumsum()[:-1],
         )
         taken = np.empty(classes.size, dtype=np.int64)
+        # The last number sets these draws apart from those of the classes of an epoch, which have 1.
         generator = np.random.default_rng((self.seed, epoch, 2))
         for members, begin, place in zip(of_classes, self._begins(epoch), places, strict=True):
             if len(place):
@@ -214,6 +220,7 @@ class BalancedBatchSampler(ClassBatchSampler):
             1 if self._mixed or not batch_size else batch_size // (classes_per_batch or 1)
         )
         self._classes = classes_per_batch or (batch_size or 0) // self._rows
+        # With `batch_size` alone, every row counts as one class, so `_classes` may exceed the number of different classes.
         self.batch_size = self._rows_per_item = self._rows * self._classes
         if batch_size not in (None, self.batch_size) or not self.batch_size:
             raise ValueError(
@@ -242,6 +249,7 @@ class BalancedBatchSampler(ClassBatchSampler):
     def _begins(self, epoch: int) -> list[int]:
         """Returns how many samples of each class were taken before an epoch."""
         count = len(self._sizes)
+        # Epochs mostly come in ascending order, so only those since the last call are counted.
         first, before = self._before
         if first > epoch:
             first = 0

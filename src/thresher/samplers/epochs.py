@@ -128,7 +128,7 @@ class EpochSampler(Sampler[Any]):
         self.rank = rank
         self.drop_last = drop_last
         self.epoch = self.consumed = 0
-        self._begun: SamplerPass | None = None
+        self._current_pass: SamplerPass | None = None
 
     @property
     def total(self) -> int:
@@ -182,18 +182,19 @@ class EpochSampler(Sampler[Any]):
                 f"{name}: `consumed` must be a number of items of all processes together, 0 to {most}, got {consumed}. At the end "
                 "of an epoch, pass `total`."
             )
-        if self._begun is not None and self._begun.epoch != epoch:
-            self._begun.left_for = epoch
+        # A pass that has begun keeps its order, so its next item raises an error.
+        if self._current_pass is not None and self._current_pass.epoch != epoch:
+            self._current_pass.reset_to = epoch
         self.epoch = epoch
         self.consumed = consumed or 0
-        self._begun = None
+        self._current_pass = None
 
     def begin_pass(self) -> tuple[int, int]:
         """Begins a loop over the sampler, and returns its epoch and the items already consumed."""
-        begun = self.epoch, self.consumed
+        position = self.epoch, self.consumed
         self.epoch = self.epoch + 1
         self.consumed = 0
-        return begun
+        return position
 
     def dealing(self) -> tuple[int, int]:
         """Returns the number of processes that share the order, and the number of this process."""
@@ -226,10 +227,9 @@ class EpochSampler(Sampler[Any]):
                 "or, with Lightning, use_distributed_sampler=False to the Trainer."
             )
         divided = replicas > 1 or dealer in DEALERS
-        by_world = divided and distributed.is_available() and distributed.is_initialized()
-        return SamplerPass(
-            self, compares=by_world and replicas in (1, distributed.get_world_size())
-        )
+        grouped = divided and distributed.is_available() and distributed.is_initialized()
+        # The comparison takes all processes of the default group, so it needs an order that all of them share.
+        return SamplerPass(self, compares=grouped and replicas in (1, distributed.get_world_size()))
 
     def _check_loop(self) -> str | None:
         """Checks the dataset of the loader that loops over the sampler, and sets the epoch of the training.
@@ -237,7 +237,8 @@ class EpochSampler(Sampler[Any]):
         Returns:
             The class that divides the order, if any.
         """
-        # A sampler is not told who loops over it: only the calls that lead here know the dataset and other divisions.
+        # A sampler is not told who loops over it: only the calls that lead here know the dataset, and whether accelerate or
+        # Lightning divides the order once more. Frame 2 is the caller of `__iter__`.
         frame = sys._getframe(2)
         dealer: str | None = None
         dataset: Any = None
@@ -254,9 +255,8 @@ class EpochSampler(Sampler[Any]):
                 epoch = epoch_of_fit(caller)
             if name in (*DEALERS, DISPATCHER):
                 dealer = name
-            elif isinstance(
-                caller, Dataset
-            ):  # a dataset with a loop of its own; the loaders further up load something else
+            # A dataset that loops over the sampler itself: the loaders further up load something else.
+            elif isinstance(caller, Dataset):
                 break
             elif isinstance(caller, _BaseDataLoaderIter) and dataset is None:
                 dataset = caller._dataset
@@ -309,10 +309,10 @@ class EpochSampler(Sampler[Any]):
         Returns:
             Plain values: seed, number of samples, epoch, and the number of items that all processes together have consumed.
         """
-        begun = self._begun
-        if begun is None or begun.epoch is None or begun.finished:
+        current = self._current_pass
+        if current is None or current.epoch is None or current.finished:
             return self.state_at(self.epoch, self.consumed)
-        return self.state_at(begun.epoch, begun.consumed)
+        return self.state_at(current.epoch, current.consumed)
 
     def state_at(self, epoch: int, consumed: int) -> dict[str, Any]:
         """Returns the state at a given position.
@@ -460,6 +460,7 @@ class BatchComposer(EpochSampler):
     @property
     def total(self) -> int:
         """Number of batches of an epoch in all processes together."""
+        # Batches without a common size have to be composed to be counted.
         if self._rows_per_item is None:
             return len(self.compose(np.arange(self.samples), self.epoch)[1]) - 1
         return len(self._cut_rows(self.samples)) - 1
@@ -524,45 +525,47 @@ class SamplerPass(Iterator[Any]):
         self._sampler = sampler
         self._compares = compares
         self._items: Iterator[Any] | None = None
-        self._first = 0
-        self._used = 0
+        self._consumed_before = 0
+        """Number of items of the epoch that all processes together had consumed before the pass."""
+        self._yielded = 0
         self.epoch: int | None = None
         """Epoch of the pass; None until it begins."""
-        self.left_for: int | None = None
-        """Epoch that `set_epoch` has set since the pass began, if it is another one."""
+        self.reset_to: int | None = None
+        """Other epoch that `set_epoch` has set since the pass began."""
 
     @property
     def consumed(self) -> int:
         """Number of items that all processes together have used."""
-        return self._first + self._used * self._sampler.dealing()[0]
+        return self._consumed_before + self._yielded * self._sampler.dealing()[0]
 
     @property
     def finished(self) -> bool:
         """Whether every item was used."""
-        return self._used >= self._count
+        return self._yielded >= self._count
 
     @property
     def _count(self) -> int:
         """Number of items of this process."""
-        return self._sampler.share_of(max(0, self._sampler.total - self._first))
+        return self._sampler.share_of(max(0, self._sampler.total - self._consumed_before))
 
     def __next__(self) -> Any:
         if self.epoch is None:
-            self.epoch, self._first = self._sampler.begin_pass()
+            self.epoch, self._consumed_before = self._sampler.begin_pass()
+        # Also after `load_state_dict`, which has begun the pass already.
         if self._items is None:
-            self._sampler._begun = self
+            self._sampler._current_pass = self
             self._items = self._read(self._sampler.order(self.epoch))
         item = next(self._items)
         if self._compares:
             self._compares = False
-            self._sampler.check_alike(epoch=self.epoch, consumed=self._first)
-        if self.left_for is not None:
+            self._sampler.check_alike(epoch=self.epoch, consumed=self._consumed_before)
+        if self.reset_to is not None:
             raise RuntimeError(
-                f"{type(self._sampler).__name__}: set_epoch({self.left_for}) was called after a loop over epoch "
-                f"{self.epoch} had begun, as if its batches were of epoch {self.left_for}. Call set_epoch before the loop "
+                f"{type(self._sampler).__name__}: set_epoch({self.reset_to}) was called after a loop over epoch "
+                f"{self.epoch} had begun, as if its batches were of epoch {self.reset_to}. Call set_epoch before the loop "
                 "begins; with workers, before iter(loader)."
             )
-        self._used += 1
+        self._yielded += 1
         return item
 
     def _read(self, order: Any) -> Iterator[Any]:
@@ -570,7 +573,7 @@ class SamplerPass(Iterator[Any]):
         sampler = self._sampler
         replicas, rank = sampler.dealing()
         total = sampler.total
-        begin = self._first + rank
+        begin = self._consumed_before + rank
         places = range(begin, begin + self._count * replicas, replicas)
         for first in range(0, len(places), PIECE):
             part = places[first : first + PIECE]
@@ -598,6 +601,6 @@ class SamplerPass(Iterator[Any]):
             ValueError: The state was saved by a sampler with other settings.
         """
         self._sampler.load_state_dict(state)
-        self.epoch, self._first = self._sampler.begin_pass()
-        self._items = self.left_for = None
-        self._used = 0
+        self.epoch, self._consumed_before = self._sampler.begin_pass()
+        self._items = self.reset_to = None
+        self._yielded = 0

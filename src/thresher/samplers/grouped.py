@@ -104,6 +104,7 @@ class Grouped(BatchComposer):
         if balance is not False:
             self._settings["balance"] = balance
         self._settings["lengths"] = zlib.crc32(values.astype(np.float64).data)
+        # Ids by descending length: the first sample of a window has its largest length, which sets the number of rows.
         self._sorted = np.argsort(-values.astype(np.float64), kind="stable").astype(
             np.min_scalar_type(len(values))
         )
@@ -143,7 +144,8 @@ class Grouped(BatchComposer):
         if self._rows is not None:
             ends = cut(len(lengths), self._rows, batches=batches)
         else:
-            # The number of batches falls as the budget rises.
+            # The smallest budget with at most so many batches. Their number falls as the budget rises, and `bisect_left` needs
+            # ascending keys, so they are negative.
             budget = bisect_left(
                 range(self._budget),
                 -batches,
@@ -151,6 +153,7 @@ class Grouped(BatchComposer):
                 key=lambda budget: 1 - len(self._cut(lengths, budget)[1]),
             )
             sizes = np.diff(self._cut(lengths, budget)[1])
+            # If no budget gives exactly so many batches, the largest ones are halved.
             while len(sizes) < batches:
                 largest = int(sizes.argmax())
                 half = sizes[largest] // 2
@@ -183,14 +186,14 @@ class Grouped(BatchComposer):
         """Returns the batches of an epoch; see `BatchComposer.compose`."""
         wanted = np.zeros(self.samples, dtype=np.bool_)
         wanted[ids] = True
+        # Filtering keeps the order by length, so nothing is sorted again.
         kept = wanted[self._sorted]
         rows = self._sorted[kept]
         lengths = self._lengths[kept]
-        windows, ends = (
-            self._cut(lengths, self._budget)
-            if batches is None
-            else self._cut_smaller(lengths, batches)
-        )
+        if batches is None:
+            windows, ends = self._cut(lengths, self._budget)
+        else:
+            windows, ends = self._cut_smaller(lengths, batches)
         shuffle_within(rows, windows, np.random.default_rng((self.seed, epoch, 3)))
         order = Permutation(len(ends) - 1, self.seed, epoch).piece(0, len(ends) - 1)
         together = self.dealing()[0] if self._balance is True else int(self._balance)
@@ -205,9 +208,10 @@ class Grouped(BatchComposer):
         generator = np.random.default_rng((self.seed, epoch, 5))
         by_tokens = np.argsort(tokens, kind="stable")
         whole = len(by_tokens) // together * together
-        # The batches that make no whole step are the last, with which the first batches come again. They are drawn, so that
-        # they are not always the longest.
+        # Batches that do not fill a step come last, padded with the first batches. Which ones is drawn, so that they are not
+        # always the longest.
         first = int(generator.integers(len(by_tokens) - whole + 1))
+        # Neighbors by tokens make a step.
         steps = by_tokens[first : first + whole].reshape(-1, together)
         rest = np.delete(by_tokens, np.arange(first, first + whole))
         steps = generator.permuted(generator.permutation(steps), axis=1)

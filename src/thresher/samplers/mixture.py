@@ -36,8 +36,10 @@ def next_extras(rests: list[int], unit: int, taken: list[int], batch: int) -> li
 
     def urgency(source: int) -> list[int]:
         rest = rests[source]
+        # Eligible sources first.
         key = [int(taken[source] * unit >= rest * (batch + 1))]
         for row in range(taken[source] + 1, taken[source] + 1 + AHEAD):
+            # The batch by which the source should have this row. If the next row falls due within that batch, too, it is 0.
             key += [-(-row * unit // rest), int(row * unit % rest == 0)]
         return key
 
@@ -135,6 +137,7 @@ class Mixture(ClassBatchSampler):
 
     def _taken(self, epoch: int) -> list[int]:
         """Returns the extra rows of each source before an epoch."""
+        # Epochs mostly come in ascending order, so only those since the last call are counted.
         first, taken = self._before if self._before[0] <= epoch else (0, [0] * len(self._quotas))
         taken = taken.copy()
         for past in range(first, epoch):
@@ -143,6 +146,7 @@ class Mixture(ClassBatchSampler):
         return taken
 
     def _classes_of_rows(self, epoch: int, total: int) -> NDArray[np.int64]:
+        # A copy, because `_extras` adds to it.
         counts = self._extras(epoch, total, self._taken(epoch).copy())
         counts += np.array([quota // self._unit for quota in self._quotas])
         classes = np.tile(np.arange(len(self._quotas)), total)

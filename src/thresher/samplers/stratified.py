@@ -62,7 +62,7 @@ def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDAr
             level = (np.where(np.isfinite(scores[part]), scores[part] - least, 0) * scale).astype(
                 np.int64
             )
-            # Ascending in one class, descending in the next, so that neighbors are alike even in a group with rows of both
+            # Ascending in one class, descending in the next, so that neighbors are alike even in a group with rows of both.
             key = key * levels + np.where(key % 2 == 1, levels - 1 - level, level)
         keys[part] = key
     return keys
@@ -80,7 +80,7 @@ def _scale(scores: NDArray[Any] | None, levels: int) -> tuple[np.float32, np.flo
     )
 
 
-def arranged(
+def arrange_rows(
     rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.Generator
 ) -> NDArray[Any]:
     """Takes rows sorted by stratum, and returns them in an order whose batches are stratified.
@@ -97,33 +97,34 @@ def arranged(
     """
     begins = np.concatenate([[0], sizes.cumsum()])
     order = np.empty_like(rows)
+    # Sizes that differ by one, as those of smaller batches, are dealt together.
     common = int(np.sort(sizes)[(len(sizes) - 1) // 2])
     regular = (sizes == common) | (sizes == common + 1)
-    for size in np.unique(
-        sizes[~regular]
-    ).tolist():  # a short last batch; full batches among smaller ones
+    # Other sizes: a short last batch, or full batches among smaller ones.
+    for size in np.unique(sizes[~regular]).tolist():
         batches = np.flatnonzero(sizes == size)
-        sample, rows = _systematic(rows, size * len(batches), generator)
+        sample, rows = _take_evenly(rows, size * len(batches), generator)
         _deal(sample, size, begins[batches], order, generator)
     batches = np.flatnonzero(regular)
+    # The one further row of larger batches first, then equally many for all.
     larger = np.flatnonzero(sizes == common + 1)
-    sample, rows = _systematic(rows, len(larger), generator)
+    sample, rows = _take_evenly(rows, len(larger), generator)
     _deal(sample, 1, begins[larger] + common, order, generator)
     _deal(rows, common, begins[batches], order, generator)
     return order
 
 
-def _systematic(
+def _take_evenly(
     rows: NDArray[Any], k: int, generator: np.random.Generator
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns k rows at equal distances, and the others."""
     if k == 0:
         return rows[:0], rows
-    places = _places(len(rows), k, generator)
+    places = _even_positions(len(rows), k, generator)
     return rows[places], np.delete(rows, places)
 
 
-def _places(n: int, k: int, generator: np.random.Generator) -> NDArray[np.int64]:
+def _even_positions(n: int, k: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """Returns k of n positions, at equal distances, beginning with a random one."""
     return ((np.arange(k) + generator.random()) * (n / k)).astype(np.int64)
 
@@ -148,20 +149,19 @@ def _deal(
         turned = rows[group * steps : (group + 1) * steps][by_batch]
         dealt[group, start:] = turned[: steps - start]
         dealt[group, :start] = turned[steps - start :]
-    together = steps == 1 or bool((np.diff(begins) == size).all())
-    if together:
+    contiguous = steps == 1 or bool((np.diff(begins) == size).all())
+    # A view of `order`, so that the rows are written in place.
+    if contiguous:
         columns = order[begins[0] : begins[0] + size * steps].reshape(steps, size)
     else:
         columns = np.empty_like(dealt.T, order="C")
-    torch.from_numpy(columns).copy_(
-        torch.from_numpy(dealt).t()
-    )  # by blocks that fit the cache, as NumPy does not
-    for first in range(
-        0, steps, BY_ONE_ORDER
-    ):  # mixup pairs rows by position, so none may belong to a class
+    # torch transposes by blocks that fit the cache; NumPy does not.
+    torch.from_numpy(columns).copy_(torch.from_numpy(dealt).t())
+    # Mixup pairs rows by their positions in a batch, so no position may belong to a class.
+    for first in range(0, steps, BY_ONE_ORDER):
         some = columns[first : first + BY_ONE_ORDER]
         some[:] = some[:, generator.permutation(size)]
-    if not together:
+    if not contiguous:
         for begin, batch in zip(begins.tolist(), columns, strict=True):
             order[begin : begin + size] = batch
 
@@ -254,9 +254,9 @@ class StratifiedBatchSampler(BatchComposer):
         keys = self._keys[rows]  # pyright: ignore[reportOptionalSubscript]
         shuffle_within(rows, group_ends(keys), generator)
         ends = self._cut_rows(len(rows), batches)
-        rows, _ = _systematic(rows, int(ends[-1]), generator)
+        rows, _ = _take_evenly(rows, int(ends[-1]), generator)
         if len(rows):
-            rows = arranged(rows, np.diff(ends), generator)
+            rows = arrange_rows(rows, np.diff(ends), generator)
         return rows.astype(np.int64), ends
 
     def settings(self) -> dict[str, Any]:
@@ -313,6 +313,7 @@ def codes_of(labels: Any) -> NDArray[Any]:
         raise ValueError(
             f"labels must have shape (N,) or (N, columns), with at least one sample, got shape {values.shape}"
         )
+    # Integers within a small range need no sort.
     if (
         values.ndim == 1
         and values.dtype.kind in "iu"
@@ -320,7 +321,7 @@ def codes_of(labels: Any) -> NDArray[Any]:
     ):
         return (values - values.min()).astype(
             np.min_scalar_type(int(values.max()) - int(values.min()))
-        )  # without a sort
+        )
     kinds, codes = np.unique(values, return_inverse=True, axis=0 if values.ndim == 2 else None)
     # Values like the targets of a regression would make almost each sample a class of its own.
     if (
@@ -376,6 +377,7 @@ def same_classes(codes: NDArray[Any], seen: NDArray[Any]) -> bool:
         (True, False)
     """
     known = seen >= 0
+    # The other name of each class, by any of its samples; all its samples must agree, and no two classes may share a name.
     names = np.full(int(codes.max(initial=0)) + 1, -1, dtype=seen.dtype)
     names[codes[known]] = seen[known]
     used = names[names >= 0]

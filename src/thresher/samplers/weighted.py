@@ -53,9 +53,8 @@ def running_sums(weights: Weights, place: float = 0.0) -> Iterator[tuple[slice, 
         >>> list(running_sums(np.array([0.5, 2.0])))
         [(slice(0, 2, None), array([0. , 0.5, 2.5]))]
     """
-    for part in chunks(
-        len(weights)
-    ):  # added up in their order, so that the sums are the same on every platform
+    for part in chunks(len(weights)):
+        # Added up in their order, so that the sums are the same on every platform.
         ends = np.add.accumulate(np.concatenate([[place], weights[part]]))
         place = float(ends[-1])
         yield part, ends
@@ -84,7 +83,7 @@ def overdue(
     """Returns the samples of a paced epoch: those that are due, chosen by the earliest deadline.
 
     Each sample has a random phase. A sample that has had more visits than its weight asks for is not visited, and one that
-    would otherwise be a whole visit late is visited first: the bounds of a "Pfair" schedule (Baruah et al., 1996,
+    would otherwise be a whole visit keys is visited first: the bounds of a "Pfair" schedule (Baruah et al., 1996,
     "Proportionate Progress"). With few samples these bounds may be impossible; then samples are visited in the order of their
     deadlines, large weights first.
 
@@ -98,7 +97,7 @@ def overdue(
     Returns:
         Ids, shape (visits,), ascending, with repeats if weights are large.
     """
-    late = np.empty(len(weights), dtype=np.float64 if len(weights) <= FEW else np.float32)
+    keys = np.empty(len(weights), dtype=np.float64 if len(weights) <= FEW else np.float32)
     certain = 0
     for part in chunks(len(weights)):
         whole, rate = visits_due(weights[part], scale)
@@ -107,14 +106,15 @@ def overdue(
         phase = rng.uniform(base, range(part.start, part.stop))
         turn = -due - phase
         if len(weights) <= FEW:
-            turn = -1 / (
-                1 + np.ceil((1 - NEARLY - due) / np.maximum(rate, 1e-9)) - rate + NEARLY * phase
-            )
-        late[part] = np.where(due >= 1 - NEARLY, -8 - due, np.where(due <= NEARLY, 8 - due, turn))
-        late[part][weights[part] == 0] = 100  # never among the smallest
+            epochs_left = np.ceil((1 - NEARLY - due) / np.maximum(rate, 1e-9))
+            turn = -1 / (1 + epochs_left - rate + NEARLY * phase)
+        # The smallest keys are visited. Turns lie within (-8, 8): before them come samples that are a whole visit late, and
+        # after them samples that have had enough visits.
+        keys[part] = np.where(due >= 1 - NEARLY, -8 - due, np.where(due <= NEARLY, 8 - due, turn))
+        keys[part][weights[part] == 0] = 100  # never among the smallest
         certain += int(whole.sum())
-    mask = smallest(late, visits - certain)
-    del late
+    mask = smallest(keys, visits - certain)
+    del keys
     lag -= mask
     ids = np.empty(visits, dtype=np.int32 if len(mask) < 2**31 else np.int64)
     end = 0
@@ -140,6 +140,7 @@ def independent(weights: Weights, visits: int, generator: np.random.Generator) -
         >>> independent(np.array([0.0, 1.0]), 3, np.random.default_rng(0)).tolist()
         [1, 1, 1]
     """
+    # Sorted, so that the draws of each chunk of weights are one slice of the points.
     points = generator.random(visits)
     points.sort()
     *_, (_, ends) = running_sums(weights)
@@ -171,6 +172,8 @@ def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[
         >>> sorted(systematic(np.array([1.0, 0.0, 9.0]), 2, 0, 0).tolist())
         [0, 2]
     """
+    # Samples with a probability of 1 or more are certain. The others then share fewer draws, and further ones may become
+    # certain, until none does.
     bound = np.inf
     certain = -1
     scale = 0.0
@@ -179,13 +182,14 @@ def systematic(weights: Weights, visits: int, seed: int, epoch: int) -> NDArray[
         scale = (visits - certain) / rest if rest else 0.0
         bound = (1 - NEARLY / 2) / scale if scale else bound
     order = Permutation(len(weights), seed, epoch)
-    place = float(
-        np.clip(rng.uniform(rng.seeds(1, seed, epoch, OWN_KEY)[0], range(1))[0], NEARLY, 1 - NEARLY)
-    )
+    # Not 0 or 1, where rounding would decide whether a sum has passed a point.
+    start = rng.uniform(rng.seeds(1, seed, epoch, OWN_KEY)[0], range(1))[0]
+    place = float(np.clip(start, NEARLY, 1 - NEARLY))
     chosen = []
     for part in chunks(len(weights)):
         ids = order.piece(part.start, part.stop)
         values = weights[ids]
+        # The points are the whole numbers.
         for _, ends in running_sums(np.where(values >= bound, 1, values * scale), place):
             chosen.append(ids[np.floor(ends[1:]) > np.floor(ends[:-1])])
             place = float(ends[-1])
@@ -306,6 +310,7 @@ class WeightedSampler(EpochSampler):
         else:
             values = _as_weights(weights)
         values = self._checked(values, n)
+        # An epoch with the weights of an earlier change has begun, so they are in use, although its order may not be drawn yet.
         if self._later is not None and self._later[0] < self.epoch:
             self._take_over(*self._later)
         self._later = self.epoch, values
@@ -395,6 +400,7 @@ class WeightedSampler(EpochSampler):
         """Returns the ids of a paced epoch, ascending; draws all epochs after the last drawn one, one by one."""
         base = rng.seeds(1, self.seed, OWN_KEY)[0]
         last, ids = self._drawn or (epoch + 1, None)
+        # The lag only goes forward: an earlier epoch is drawn from the first one with these weights.
         if last > epoch:
             if len(self._begin_lag):
                 self._lag = self._begin_lag.copy()
