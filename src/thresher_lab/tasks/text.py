@@ -44,6 +44,19 @@ def find_text(file: Path | None = None) -> Path | None:
     return file
 
 
+def find_wikitext(file: Path | None = None) -> Path | None:
+    """Returns the file of the user; no other text stands for WikiText-2.
+
+    Raises:
+        FileNotFoundError: No file was given, or there is no such file.
+    """
+    if file is None:
+        raise FileNotFoundError(
+            "wikitext2-transformer: give a part of WikiText-2 as published, such as wiki.train.tokens, by --data FILE"
+        )
+    return find_text(file)
+
+
 def byte_sequences(file: Path | None = None) -> Data:
     """Returns sequences of bytes; the number of a token is the value of its byte.
 
@@ -121,7 +134,7 @@ def next_token_accuracy(model: nn.Module, batches: EvaluationBatches) -> float:
 TEXT_TASKS = tuple(
     Task(
         name,
-        find_text,
+        find,
         load,
         partial(CausalTransformer, vocabulary, context=CONTEXT),
         lr=0.005,
@@ -131,8 +144,9 @@ TEXT_TASKS = tuple(
         evaluate=next_token_accuracy,
         has_images=False,
     )
-    for name, load, vocabulary in (
-        ("text", byte_sequences, BYTES),
-        ("text-words", word_sequences, VOCABULARY),
+    for name, find, load, vocabulary in (
+        ("text", find_text, byte_sequences, BYTES),
+        ("text-words", find_text, word_sequences, VOCABULARY),
+        ("wikitext2-transformer", find_wikitext, word_sequences, VOCABULARY),
     )
 )

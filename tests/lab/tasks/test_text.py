@@ -37,7 +37,9 @@ def counting(tmp_path_factory):
     return task, task.load(task.find(file))
 
 
-@pytest.mark.parametrize(("name", "vocabulary"), [("text", 256), ("text-words", 8192)])
+@pytest.mark.parametrize(
+    ("name", "vocabulary"), [("text", 256), ("text-words", 8192), ("wikitext2-transformer", 8192)]
+)
 def test_networks_score_every_next_token_and_seeds_fix_them(name, vocabulary):
     task, x = built_in(name), tokens()
     state = torch.get_rng_state()
@@ -111,10 +113,18 @@ def test_a_text_is_learnt(counting):
     )
 
 
-def test_words_are_trained(tmp_path):
+def test_no_other_text_stands_for_wikitext():
+    with pytest.raises(
+        FileNotFoundError, match=r"give a part of WikiText-2 as published, .*--data FILE"
+    ):
+        built_in("wikitext2-transformer").find(None)
+
+
+@pytest.mark.parametrize("name", ["text-words@8", "wikitext2-transformer@8"])
+def test_words_are_trained(name, tmp_path):
     file = tmp_path / "my.txt"
     file.write_text("the cat sat on the mat\n" * 120)
-    task = built_in("text-words@8")
+    task = built_in(name)
     spec = MethodSpec("gradient_norm", {"keep": 0.5}, {"forward_passes": "twice"})
-    run = train(task, task.load(file), spec, seed=0, epochs=1)
+    run = train(task, task.load(task.find(file)), spec, seed=0, epochs=1)
     assert run["cost"]["backward"] == 4 and 0 <= run["metric"]["value"] <= 1
