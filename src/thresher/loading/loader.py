@@ -344,7 +344,7 @@ class SelectedLoader(OfUser):
         """Loads a state as `run.load_state_dict` does."""
         self.saved.load_state_dict(state_dict, restore_rng=True)
 
-    def state_of_pass(self) -> dict[str, Any]:
+    def pass_state_dict(self) -> dict[str, Any]:
         """Returns the chosen rows not yielded yet, and the random and sampler states at the start of the epoch."""
         # A loaded state may be saved again before the epoch continues, so its rows are not in the buffer yet.
         if self.row_buffer is None or len(self._rows_to_restore[0]):
@@ -359,7 +359,7 @@ class SelectedLoader(OfUser):
             "shuffle": self.order.state_dict(),
         }
 
-    def load_state_of_pass(self, state: Mapping[str, Any]) -> None:
+    def load_pass_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the state of a saved epoch, which continues at the next `iter`."""
         self.stop()
         self._set_rows_to_restore((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))

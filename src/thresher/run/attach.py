@@ -396,7 +396,7 @@ def _columns(config: RunConfig) -> dict[str, Column]:
     undefined = {*undefined_signals(config.optional, adapter, config.given.signals)}
     # Signals of the user's are for the method, not for what is observed.
     if adapter is not None and adapter.kind == "values":
-        undefined |= {name for name, instead in config.optional.items() if not instead}
+        undefined |= {name for name, note in config.optional.items() if not note}
     # A column of a signal that is not defined would stay empty for the whole training.
     for name in undefined:
         columns = {
@@ -455,12 +455,12 @@ def _warnings_of_missing(config: RunConfig) -> dict[str, str]:
     else:
         where = f"of the outputs of {of}"
     return {
-        signal: f"{title_given(method)} has no `{signal}` {where} and {instead}. A regression has none. For classification, "
+        signal: f"{title_given(method)} has no `{signal}` {where} and {note}. A regression has none. For classification, "
         f"pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
         f"{way_around(method, signal)}."
-        if instead
+        if note
         else ""
-        for signal, instead in config.optional.items()
+        for signal, note in config.optional.items()
     }
 
 

@@ -37,14 +37,14 @@ class BatchSelection:
     """Kind of forward pass in use, for the saved state: "once", "twice", or None without a batch method."""
     by_loop = False
     """Whether the losses of the loop's own forward pass choose the rows."""
-    instead: "BatchSelection | None" = None
+    fallback: "BatchSelection | None" = None
     """Selection that takes over if the model turns out not to be traceable; None if there is no other."""
     scores = False
     """Whether rows are chosen by losses from extra passes of the trained model."""
     tracing_s = 0.0
     """Seconds of the loop's steps that tracing the model has taken."""
     gives_up: Callable[[], bool] | None = None
-    """Function that returns whether `instead` will take over, because the model could not be traced; None without `instead`."""
+    """Function that returns whether `fallback` will take over, because the model could not be traced; None without `fallback`."""
 
     def __init__(self, parts: Parts, stage: BatchStage | WholeBatches) -> None:
         self._parts = parts

@@ -412,7 +412,7 @@ class SavedState:
             "settings": self._options,
             "n": self.parts.loader.n,
             **position,
-            **self.parts.loader.state_of_pass(),
+            **self.parts.loader.pass_state_dict(),
             "cost": asdict(self.parts.cost),
             "rng": rng.capture(self.parts.device, self.parts.loader.generators()),
             "books": {name: digest_of(books[name]) for name in BOOKS} if world.is_first else None,
@@ -461,7 +461,7 @@ class SavedState:
         counts.load_state_dict({TRAINED: books["trained"]} if world.is_first else counts)
         # The epochs first: they decide by the state whether the loader has a buffer of rows.
         self.timeline.load_state_dict(state)
-        self.parts.loader.load_state_of_pass(state)
+        self.parts.loader.load_pass_state_dict(state)
         self.parts.attributor.forget_batches()
         # Last, so that nothing above moves the random states.
         if restore_rng:

@@ -153,21 +153,25 @@ class InForward(BatchSelection):
         parts: Parts of the run.
         stage: The batch method with its state.
         trained: The model. If it can be traced, its backward pass runs on the chosen rows only.
-        instead: Selection to use if the model cannot be traced; None if there is none.
+        fallback: Selection to use if the model cannot be traced; None if there is none.
     """
 
     forward_passes = "once"
     by_loop = True
 
     def __init__(
-        self, parts: Parts, stage: BatchStage, trained: TrainedModel, instead: BatchSelection | None
+        self,
+        parts: Parts,
+        stage: BatchStage,
+        trained: TrainedModel,
+        fallback: BatchSelection | None,
     ) -> None:
         super().__init__(parts, stage)
         self._stage = stage
         self._trained = trained
-        self.instead = instead
+        self.fallback = fallback
         self.loss = self._loss_of_chosen
-        self.gives_up = None if instead is None else lambda: trained.is_plain
+        self.gives_up = None if fallback is None else lambda: trained.is_plain
         # (key of the batch, plan, factor of `_factor`) for each choice since the last optimizer step.
         self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
         self._stage_before_step: dict[str, Any] = {}
@@ -335,8 +339,8 @@ class InForward(BatchSelection):
 
     def at_epoch_start(self, *, can_score: bool) -> BatchSelection:
         """Returns the selection that scores before each step if the model could not be traced, else `self`."""
-        if self.instead is not None and self._trained.is_plain_anywhere(can_score):
-            return self.instead
+        if self.fallback is not None and self._trained.is_plain_anywhere(can_score):
+            return self.fallback
         return self
 
     def warn_if_in_vain(self, keep: float, batches: int) -> None:

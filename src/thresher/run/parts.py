@@ -139,9 +139,7 @@ class RunConfig:
             self.adapter is not None and self.adapter.kind in ("classes", "labels")
         )
         observed = dict.fromkeys(OPTIONAL - needed.keys(), "") if may_lack else {}
-        return observed | {
-            signal: instead for signal, instead in needed.items() if instead is not None
-        }
+        return observed | {signal: note for signal, note in needed.items() if note is not None}
 
     @property
     def methods(self) -> list[Any]:

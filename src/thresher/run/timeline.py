@@ -466,7 +466,7 @@ class Timeline:
     @property
     def may_switch(self) -> bool:
         """Whether the selection may change by itself, as with forward_passes="auto"."""
-        return self._first_selection.instead is not None
+        return self._first_selection.fallback is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training run, as tensors and plain values."""
@@ -501,8 +501,8 @@ class Timeline:
             self.planner.current = PackedPlan(**state["plan"])
         # A model that could not be traced may be traceable when the run goes on, and the other way round: the state decides.
         attached = self._first_selection
-        if attached.instead is not None:
-            self._switch(attached if state["passes"] == "once" else attached.instead)
+        if attached.fallback is not None:
+            self._switch(attached if state["passes"] == "once" else attached.fallback)
         # Choices of a step in progress are of batches of this run, not of the saved one.
         self.selection.step_over()
         self._stage.load_state_dict(state["batch_stage"])
