@@ -87,10 +87,12 @@ class HeadLosses(UsersLosses):
 
     def _of_positions(self, outputs: Any, labels: Any) -> tuple[Tensor, Tensor]:
         """Returns losses and the mask of the positions that count, both of shape (examples, positions)."""
-        losses = -outputs.log_probs
-        if self._dft:
-            losses = losses * outputs.log_probs.exp().detach()
+        losses = self._as_trained(-outputs.log_probs)
         return by_example(losses, labels), by_example(outputs.label_mask, labels)
+
+    def _as_trained(self, losses: Tensor) -> Tensor:
+        """Returns the losses of the trainer from those of the cross-entropy."""
+        return losses * (-losses).exp().detach() if self._dft else losses
 
     def signals(self, outputs: Any, lengths: Any) -> dict[str, Tensor]:
         """Returns signals of the examples: means over the positions that count, as for a cross-entropy of logits.
@@ -119,7 +121,8 @@ class HeadLosses(UsersLosses):
 
     def of_reference(self, outputs: Any, labels: Tensor, lengths: Any) -> Tensor:
         """Returns the loss at each position of a model that returns logits, in the shape of `by_position`."""
-        return by_example(self._of_logits.by_position(outputs, labels)[0][:, :-1], lengths)
+        losses = self._of_logits.by_position(outputs, labels)[0][:, :-1]
+        return by_example(self._as_trained(losses), lengths)
 
 
 def by_example(values: Tensor, lengths: Sequence[int] | None) -> Tensor:

@@ -200,6 +200,23 @@ def test_tokens_are_chosen_beside_the_head(name, tmp_path):
     assert not torch.equal(found[1]["lm_head.weight"], found[0]["lm_head.weight"])
 
 
+@pytest.mark.parametrize("name", ["float32", "padding_free", "dft"])
+def test_tokens_are_chosen_by_the_loss_that_is_trained(name, tmp_path):
+    """The reference is the model before the training, so in the first step no token has a larger loss than under it."""
+    found = []
+
+    class Noting(thresher.TokenSelection):
+        def chosen(self, losses, valid=None, reference=None):
+            found.append((losses - reference)[valid].abs().max().item())
+            return super().chosen(losses, valid, reference)
+
+    made = cases.trainer(
+        tmp_path, Noting(0.5, reference=cases.model()), name, learning_rate=0.0, num_train_epochs=1
+    )
+    made.train()
+    assert max(found) < 2e-6
+
+
 def test_losses_that_take_logits_are_those_of_before(tmp_path):
     """The user's signals read logits, so that the trainer makes them."""
     shapes = []
