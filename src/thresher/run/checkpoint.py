@@ -518,7 +518,8 @@ class SavedState:
         )
         if columns != expected:
             raise ValueError(
-                f"load_state_dict: the state has columns {columns}, but this run has {expected}"
+                f"load_state_dict: the state has columns {columns}, but this run has {expected}. Nothing was loaded. Use the model, "
+                "criterion, `observe` and `signals` of the saved run, or load the model and the optimizer alone."
             )
         return _copy(state["plan"][0]) if state["plan"] else None
 

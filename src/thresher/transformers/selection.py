@@ -56,6 +56,7 @@ from thresher.transformers.losses import (
 )
 from thresher.transformers.pairs import Margins, as_two_classes, losses_of_pairs
 from thresher.trees import leaves
+from thresher.warning import warn
 
 
 class Tokens:
@@ -137,6 +138,8 @@ def split_tokens(selection: Any) -> tuple[Any, Tokens | None]:
 Base: Any = object
 """Base class of the mixin. It needs none, because the class of a trainer, whose methods it calls by `super`, comes after it."""
 
+LOSS_SETTINGS = ("label_smoothing_factor", "loss_type", "beta", "center_rewards_coefficient")
+"""Arguments of trainers that change the loss of a sample."""
 FILE = "thresher.pt"
 """Name of the file with the state of the run in a checkpoint."""
 
@@ -533,6 +536,7 @@ class Selection(Base):
         }
         compared = self._compared
         state["compared"] = (compared.divides, compared.direct, compared.classes)
+        state["loss"] = self._loss_settings
         if self.args.should_save:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             torch.save(state | {"processes": self.args.world_size}, Path(output_dir) / FILE)
@@ -587,7 +591,17 @@ class Selection(Base):
             )
         state = torch.load(file, weights_only=True, map_location="cpu")
         TRANSFORMERS_TRAINER.check_processes(checkpoint, state["processes"], self.args.world_size)
+        if state["loss"] != self._loss_settings:
+            warn(
+                f"thresher.transformers.Selection: the checkpoint was saved with {state['loss']}, but this training has "
+                f"{self._loss_settings}: the records and the data map mix both losses"
+            )
         return state
+
+    @property
+    def _loss_settings(self) -> str:
+        settings = vars(self.args)
+        return ", ".join(f"{name}={settings[name]}" for name in LOSS_SETTINGS if name in settings)
 
     def _epochs_of(self, loader: Any) -> int:
         """Returns the number of epochs; with `max_steps`, the last one may not be trained to its end."""

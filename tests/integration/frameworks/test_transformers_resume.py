@@ -138,3 +138,19 @@ def test_refused_checkpoints(tmp_path):
     torch.save(state | {"processes": 2}, checkpoints[0] / "thresher.pt")
     with pytest.raises(ValueError, match="saved by 2 processes, but now there are 1"):
         trainer(tmp_path / "again", method).train(str(checkpoints[0]))
+
+
+def test_another_loss_is_noted(tmp_path):
+    """A sample's mean loss would be one of two losses."""
+    settings = {"with_selection_settings": {"observe": True}, "save_steps": 12}
+    _, checkpoints = saved(tmp_path, thresher.FullData(), True, **settings)
+    again = trainer(tmp_path, thresher.FullData(), True, label_smoothing_factor=0.3, **settings)
+    with pytest.warns(UserWarning, match=r"saved with .*=0.0, .* has .*=0.3: .* mix both losses"):
+        again.train(str(checkpoints[0]))
+
+
+def test_a_checkpoint_of_a_run_that_did_not_observe_says_what_to_do(tmp_path):
+    _, checkpoints = saved(tmp_path, thresher.FullData(), True, save_steps=12)
+    again = trainer(tmp_path, thresher.FullData(), True, with_selection_settings={"observe": True})
+    with pytest.raises(ValueError, match="but this run has .*Use the model, .*`observe`"):
+        again.train(str(checkpoints[0]))
