@@ -1,7 +1,7 @@
 """Writes what docs/evidence/results.md quotes from the committed comparisons, so that they never disagree.
 
-`python -m benchmarks.pages` writes the page anew, from the results of `make fashion`, `make mnist-5k` and `make
-further-methods`. In the overview, those that fell short come first.
+`python -m benchmarks.pages` writes the page anew, from the results of `make fashion` and `make mnist-5k`, and
+those of nine further methods. In the overview, those that fell short come first.
 """
 
 import argparse
