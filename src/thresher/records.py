@@ -52,6 +52,21 @@ class Column:
     optional: str | None = None
 
 
+def labeled(values: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
+    """Returns which samples had a label, shape (n,), bool; None if all are known to have had one.
+
+    A short text without a masked token, or a tile without a valid pixel, has no loss: what was recorded before stays.
+
+    Args:
+        values: Signals of the samples by name, among them `loss`.
+        device: Device of the records.
+    """
+    mask = values["loss"] != NEVER_SEEN
+    if mask.is_cpu and bool(mask.all()):
+        return None
+    return mask.to(device)
+
+
 class Records(Mapping[str, Tensor]):
     """Values stored for each sample: a mapping from column names to tensors of shape (N,), which change as training goes on.
 

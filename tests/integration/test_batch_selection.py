@@ -1132,3 +1132,48 @@ def test_an_ignored_class_that_is_not_negative_is_recorded_as_never_seen():
     for inputs, targets in run.loader:
         run.criterion(run.model(inputs), targets).backward()
     assert (run.records["loss"] == NEVER_SEEN).tolist() == (y == 0).tolist()
+
+
+class Masked(TensorDataset):
+    """Masks the labels of odd samples after the first epoch, as a collate function that draws masks of tokens may."""
+
+    later = False
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x, torch.where(torch.tensor(self.later and index % 2 == 1), -100, y)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        (thresher.Kakurenbo(max_fraction=0.4, tau=0.0, move_back=False), {}),
+        (thresher.SelectiveBackprop(keep=0.5), {"forward_passes": "twice"}),
+    ],
+    ids=["refresh", "scoring"],
+)
+def test_an_extra_pass_over_a_sample_without_a_label_keeps_its_record(method, settings):
+    y = torch.arange(20) % 2
+    x = torch.nn.functional.one_hot(y, 2).float() * torch.where(y == 1, 3.0, -1.0)[:, None]
+    data = Masked(x, y)
+    model = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    run = thresher.attach(
+        method,
+        loader=DataLoader(data, 4),
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=3,
+        observe=True,
+        **settings,
+    )
+    for epoch in range(3):
+        data.later = epoch > 0
+        for inputs, targets in run.loader:
+            run.criterion(run.model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = nn.functional.cross_entropy(x, y, reduction="none").numpy()
+    assert run.data_map()["loss"] == pytest.approx(expected, rel=1e-2)

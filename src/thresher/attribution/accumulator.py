@@ -15,7 +15,7 @@ from thresher.attribution.cost_meter import Meter
 from thresher.attribution.forward_passes import KEY, ForwardPass
 from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
-from thresher.records import NEVER_SEEN, Column, Records
+from thresher.records import NEVER_SEEN, Column, Records, labeled
 from thresher.torch_internals import next_node
 from thresher.trees import leaves
 
@@ -718,14 +718,14 @@ class StepAccumulator:
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
             values = _together([entry.signals for entry in waiting])
-            self._records.write(ids, values, certain=_labeled(values, ids.device))
+            self._records.write(ids, values, certain=labeled(values, ids.device))
             return
         for entry in waiting:
             self._write(entry)
 
     def _write(self, entry: Entry) -> None:
         values = entry.values()
-        certain = _labeled(values, entry.attribution.ids.device)
+        certain = labeled(values, entry.attribution.ids.device)
         # The flags are not read here, because that would wait for the device. A false one keeps these rows out of the records,
         # and raises an error at the end of the epoch.
         if entry.attribution.holds:
@@ -841,17 +841,6 @@ def _alike(entries: Sequence[Entry]) -> bool:
         not isinstance(entry.signals, dict) and entry.signals.form == first.form
         for entry in entries
     )
-
-
-def _labeled(values: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
-    """Returns which samples had a label, shape (n,), bool; None if all are known to have had one.
-
-    A short text without a masked token, or a tile without a valid pixel, has no loss: what was recorded before stays.
-    """
-    labeled = values["loss"] != NEVER_SEEN
-    if labeled.is_cpu and bool(labeled.all()):
-        return None
-    return labeled.to(device)
 
 
 def _together(signals: Sequence[EntrySignals]) -> dict[str, Tensor]:

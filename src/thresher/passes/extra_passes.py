@@ -32,7 +32,7 @@ from thresher.passes.engine import (
 )
 from thresher.passes.saved_attributes import Attributes
 from thresher.passes.scoring_settings import Scoring
-from thresher.records import Records
+from thresher.records import Records, labeled
 from thresher.trees import leaves
 
 BufferPlace = tuple[nn.Module, str]
@@ -270,7 +270,8 @@ class ExtraPasses:
             for batch, batch_ids in self._loader.passes(ids):
                 self._check_rows("refresh losses")
                 signals = self._signals(module, batch, len(batch_ids), wanted)
-                self._records.write(batch_ids.to(self.device), signals)
+                certain = labeled(signals, self.device)
+                self._records.write(batch_ids.to(self.device), signals, certain=certain)
                 rows = len(batch_ids) * self._per_sample
                 self._cost.refresh += rows
                 self._cost.forward += rows
@@ -338,7 +339,7 @@ class ExtraPasses:
                 signals["feature"] = feature_rows(last.take()[1], n)
         self._cost.scoring += n * self._per_sample
         self._cost.forward += n * self._per_sample
-        self._records.write(ids, narrow(signals))
+        self._records.write(ids, narrow(signals), certain=labeled(signals, ids.device))
         return signals
 
     def _candidates(self, batch: Any, scoring: Scoring) -> Any:
