@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from thresher.attribution.rows import RowLayout
 from thresher.comparing import same_losses
 from thresher.losses.given import GivenLosses
+from thresher.warning import warn
 
 IGNORED = -100
 """Label of a position that does not count."""
@@ -270,6 +271,20 @@ def check_same(
         raise ValueError(
             f"thresher.transformers.Selection: on a batch, the trainer's loss is {own.item():.6g}, but the loss computed from "
             f"{what} is {other.item():.6g}: the selection would train another loss. {way_out}"
+        )
+
+
+def warn_if_other(own: Tensor, *others: Tensor) -> None:
+    """Warns if the loss of a trainer, with which a training in full goes on, is none of those of its cross-entropy.
+
+    Args:
+        own: Loss that the trainer computed, shape ().
+        others: Losses computed from the losses of the positions, each of shape ().
+    """
+    if not any(_same(own, other, equal_nan=True) for other in others):
+        warn(
+            "thresher.transformers.Selection: the trainer computes another loss than the cross-entropy of the labels. It trains "
+            f"with its loss, but run.records and mean_loss are of the cross-entropy. {GIVE_LOSSES}"
         )
 
 

@@ -52,6 +52,7 @@ from thresher.transformers.losses import (
     joint_signals,
     losses_of,
     naming_collator,
+    warn_if_other,
     without_loss,
 )
 from thresher.transformers.pairs import Margins, as_two_classes, losses_of_pairs
@@ -489,19 +490,25 @@ class Selection(Base):
         _, labels = self._parted(inputs)
         loss, outputs = self._own_loss(model, {**inputs}, total)
         takes_labels = self.label_smoother is None and self.compute_loss_func is None
-        self._reduced(inputs, without_loss(outputs) if takes_labels else outputs, labels)
+        made = without_loss(outputs) if takes_labels else outputs
+        mean = self._reduced(inputs, made, labels)
+        if self._is_compared():
+            by_total = GivenLosses(*self._losses.by_position(made, labels), total).plain()
+            warn_if_other(loss.detach(), mean.detach(), by_total.detach() * self._scale(total))
         return (loss, outputs) if return_outputs else loss
+
+    def _scale(self, total: Any) -> int:
+        # The gradients are averaged over the processes, but `total` counts the positions of all processes.
+        if self.args.average_tokens_across_devices and total is not None:
+            return self.accelerator.num_processes
+        return 1
 
     def _loss_of_head(self, model: Any, inputs: Any, return_outputs: bool, total: Any) -> Any:
         """Returns the loss of the selected samples, from the outputs of the forward pass for the loss of the trainer."""
         trainer_loss, outputs = self._own_loss(model, inputs, total)
         more = aux_loss(self, outputs, total)
         lengths: Any = self._rows and self._rows[1]
-        # The gradients are averaged over the processes, but `total` counts the positions of all processes.
-        if self.args.average_tokens_across_devices and total is not None:
-            scale = self.accelerator.num_processes
-        else:
-            scale = 1
+        scale = self._scale(total)
         if self._is_compared():
             losses, valid = self._losses.by_position(outputs, lengths)
             check_same(

@@ -9,6 +9,7 @@ from transformers import DataCollatorWithFlattening
 
 import thresher
 from depth import depth
+from helpers import assert_same
 from thresher import AttributionError
 from transformers_cases import EPOCHS, LENGTH, WORDS, N, Noted, Selected, Sentences, model, trainer
 
@@ -256,6 +257,18 @@ def test_batches_without_a_position_that_counts(name, tmp_path):
         )
     for parameter, value in found[1].items():
         torch.testing.assert_close(value, found[0][parameter], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_full_training_with_another_loss_says_what_it_records(accumulate, tmp_path):
+    """The first batch, which has one class, does not show the class weights."""
+    settings = {"gradient_accumulation_steps": accumulate}
+    made = trainer(tmp_path, thresher.FullData(), of=SelectedWeighted, **settings)
+    with pytest.warns(UserWarning, match="run.records and mean_loss are of the cross-entropy"):
+        made.train()
+    plain = trainer(tmp_path, of=Weighted, **settings)
+    plain.train()
+    assert_same(made.model.state_dict(), plain.model.state_dict())
 
 
 def of_dictionary(outputs, labels):
