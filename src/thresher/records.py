@@ -52,21 +52,6 @@ class Column:
     optional: str | None = None
 
 
-def labeled(values: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
-    """Returns which samples had a label, shape (n,), bool; None if all are known to have had one.
-
-    A short text without a masked token, or a tile without a valid pixel, has no loss: what was recorded before stays.
-
-    Args:
-        values: Signals of the samples by name, among them `loss`.
-        device: Device of the records.
-    """
-    mask = values["loss"] != NEVER_SEEN
-    if mask.is_cpu and bool(mask.all()):
-        return None
-    return mask.to(device)
-
-
 class Records(Mapping[str, Tensor]):
     """Values stored for each sample: a mapping from column names to tensors of shape (N,), which change as training goes on.
 
@@ -149,6 +134,9 @@ class Records(Mapping[str, Tensor]):
     ) -> None:
         """Writes the signals of one batch, with one scatter per column.
 
+        Samples whose loss is `NEVER_SEEN` keep their record: a short text without a masked token, or a tile without a valid
+        pixel, has no loss.
+
         Args:
             ids: Sample ids, shape (B,), int64, on the device of the records.
             values: Signals by name, each of shape (B,).
@@ -158,6 +146,10 @@ class Records(Mapping[str, Tensor]):
                 (B,).
             certain: Mask of the rows that are written at all, shape (B,) or (), bool, on the device. Default: all rows.
         """
+        labeled = values["loss"] != NEVER_SEEN if "loss" in values else None
+        if labeled is not None and not (labeled.is_cpu and bool(labeled.all())):
+            labeled = labeled.to(ids.device)
+            certain = labeled if certain is None else certain & labeled
         if certain is not None:
             first = first if first is False else certain.expand(len(ids)) & first
         for tensor, signal, merge in self._targets:

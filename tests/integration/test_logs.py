@@ -257,6 +257,29 @@ def test_records_read_before_a_step_that_is_made_again_in_parts(read):
     assert run.data_map()["times_seen"].tolist() == run.trained.tolist() == [1] * N
 
 
+def test_records_read_between_two_losses_of_a_step_of_which_one_has_no_label():
+    """A decoder that computes a loss for each time step has none for a short text in the last ones, or the first."""
+    columns = []
+    for reads in (False, True):
+        model = nn.Linear(4, 3)
+        nn.init.eye_(model.weight)
+        x, y = data()
+        gaps = y.masked_fill(torch.arange(N) % 5 == 0, -100)
+        run, sgd = attached(model, observe=True, x=x, y=torch.stack([gaps, y], 1))
+        for x, y in run.loader:
+            out = run.model(x)
+            loss = run.criterion(out, y[:, 0])
+            if reads:
+                str(run.records["loss"])
+            (loss + run.criterion(out, y[:, 1])).backward()
+            sgd.step()
+            sgd.zero_grad()
+        columns.append(dict(run.records))
+    assert columns[1]["seen"].tolist() == [1] * N
+    for name, column in columns[0].items():
+        torch.testing.assert_close(columns[1][name], column, msg=name)
+
+
 def test_a_batch_that_is_made_again_in_parts_has_a_loss():
     """The first attempt is taken back once, so that the batch still counts as trained on."""
     run, sgd = attached(nn.Linear(4, 3))

@@ -15,7 +15,7 @@ from thresher.attribution.cost_meter import Meter
 from thresher.attribution.forward_passes import KEY, ForwardPass
 from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
-from thresher.records import NEVER_SEEN, Column, Records, labeled
+from thresher.records import NEVER_SEEN, Column, Records
 from thresher.torch_internals import next_node
 from thresher.trees import leaves
 
@@ -718,36 +718,34 @@ class StepAccumulator:
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
             values = _together([entry.signals for entry in waiting])
-            self._records.write(ids, values, certain=labeled(values, ids.device))
+            self._records.write(ids, values)
             return
         for entry in waiting:
             self._write(entry)
 
     def _write(self, entry: Entry) -> None:
         values = entry.values()
-        certain = labeled(values, entry.attribution.ids.device)
+        certain = None
         # The flags are not read here, because that would wait for the device. A false one keeps these rows out of the records,
         # and raises an error at the end of the epoch.
         if entry.attribution.holds:
-            holds = torch.stack(
+            certain = torch.stack(
                 [flag.to(entry.attribution.ids.device) for flag in entry.attribution.holds]
             ).all()
-            self.doubts.append(holds)
-            certain = holds if certain is None else certain & holds
-        self._records.write(
-            entry.attribution.ids, values, entry.written, first=self._first(entry), certain=certain
-        )
+            self.doubts.append(certain)
+        before = entry.written
+        first: bool | Tensor = True
+        if entry.recorded and before is not None:
+            # Rows without a label were not written: a later call in the step may be the first that has their loss.
+            first = before["loss"] == NEVER_SEEN
+            before = {name: old.masked_fill(first, 0) for name, old in before.items()}
+        elif entry.written_before is not None:
+            first = ~entry.written_before
+        self._records.write(entry.attribution.ids, values, before, first=first, certain=certain)
         # If the user reads the records in mid-step, the entry is written again: columns that add up then get the difference.
         entry.written = values
         entry.dirty = False
         entry.recorded = True
-
-    @staticmethod
-    def _first(entry: Entry) -> bool | Tensor:
-        """Rows of an entry that were not yet written in this step."""
-        if entry.recorded:
-            return False
-        return True if entry.written_before is None else ~entry.written_before
 
     def _count_trained(self, entry: Entry) -> None:
         if entry.counted:

@@ -373,7 +373,10 @@ def check_iteration(loader: DataLoader[Any]) -> None:
 YIELD_ONCE = ("LengthGroupedSampler",)
 """Names of sampler classes of other libraries that yield each id once: the one of `group_by_length` of Transformers."""
 
-SHARED = "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader) with dispatch_batches=False"
+SHARED = (
+    "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader) with "
+    "dispatch_batches=False"
+)
 """Ways to divide samples among several processes, for error messages."""
 
 

@@ -32,7 +32,7 @@ from thresher.passes.engine import (
 )
 from thresher.passes.saved_attributes import Attributes
 from thresher.passes.scoring_settings import Scoring
-from thresher.records import Records, labeled
+from thresher.records import Records
 from thresher.trees import leaves
 
 BufferPlace = tuple[nn.Module, str]
@@ -270,8 +270,7 @@ class ExtraPasses:
             for batch, batch_ids in self._loader.passes(ids):
                 self._check_rows("refresh losses")
                 signals = self._signals(module, batch, len(batch_ids), wanted)
-                certain = labeled(signals, self.device)
-                self._records.write(batch_ids.to(self.device), signals, certain=certain)
+                self._records.write(batch_ids.to(self.device), signals)
                 rows = len(batch_ids) * self._per_sample
                 self._cost.refresh += rows
                 self._cost.forward += rows
@@ -339,7 +338,7 @@ class ExtraPasses:
                 signals["feature"] = feature_rows(last.take()[1], n)
         self._cost.scoring += n * self._per_sample
         self._cost.forward += n * self._per_sample
-        self._records.write(ids, narrow(signals), certain=labeled(signals, ids.device))
+        self._records.write(ids, narrow(signals))
         return signals
 
     def _candidates(self, batch: Any, scoring: Scoring) -> Any:
