@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -50,23 +49,14 @@ def pretraining_gain(runs: RunsByRow, seed: int) -> float:
 # Table 5: the ablations
 
 
-def moved_back(runs: RunsByRow, seed: int, rows: Sequence[str]) -> float:
-    """Returns the smallest share of the samples that one of the rows moves back, in the mean over the epochs."""
-    return min(_moved_back(runs[row][seed]) for row in rows)
-
-
-def _moved_back(run: RunDict) -> float:
-    samples = run["cost"]["full_forward"] / len(run["history"])
-    return fmean(entry["moved_back"] / samples for entry in run["history"])
-
-
 def gain_of_moving_back(
     runs: RunsByRow, seed: int, rows: Sequence[str], over: Sequence[str]
 ) -> float:
     """Returns the mean gain of `rows` over `over`; NaN, which judges nothing, where one of `rows` moves no sample back."""
-    if moved_back(runs, seed, rows) > 0:
-        return mean_gain(runs, seed, rows, over)
-    return math.nan
+    for row in rows:
+        if not any(entry["moved_back"] for entry in runs[row][seed]["history"]):
+            return math.nan
+    return mean_gain(runs, seed, rows, over)
 
 
 def _means_by_epoch(runs: Mapping[int, RunDict], name: str) -> list[float]:

@@ -147,7 +147,7 @@ def _answers(
         f"Main sentences: {_count_sentences(main)}. Side sentences: {_count_sentences(side)}.",
         *(f"**{one['remark']}**" for one in results if one.get("remark")),
         f"Trained here: {STAND_INS.get(paper, '')}. [How claims are judged]({index}#verdicts). "
-        "Links lead to all tables. Seeds: 5 unless given."
+        "Seeds: 5 unless given."
         + (f" To be trained anew ([why]({index}#anew)): {waiting}." if waiting else ""),
     ]
     for title, groups in (("main", main), ("side", side)):
@@ -207,7 +207,16 @@ def _cell(group: Sentence, words: Callable[[Sentence], str]) -> str:
     places: dict[str, list[Judged]] = {}
     for judged in group:
         places.setdefault(_trained_on(judged[0]), []).append(judged)
-    return "; ".join(f"{place}{words(some)}" for place, some in places.items())
+    claims = {claim["claim"].rpartition(": ")[2] for _, claim in group}
+    limit = _limit(group[0][1])
+    pieces: list[str] = []
+    for place, some in places.items():
+        said = words(some)
+        # If the sentence has one claim, its words and its limit are those of the first piece.
+        if pieces and len(claims) == 1:
+            said = said.removeprefix(f"{min(claims)}: ").replace(f", limit {limit}", "")
+        pieces.append(f"{place}{said}")
+    return "; ".join(pieces)
 
 
 def _trained_on(found: Mapping[str, Any]) -> str:
@@ -245,13 +254,14 @@ def _measured(group: Sentence) -> str:
 def _with_reasons(group: Sentence) -> str:
     """Returns the verdicts, the conditions of the claims, and how many seeds would decide those that are open."""
     notes = "; ".join(filter(None, (claim.get("note") for _, claim in group)))
+    notes = notes.replace(" forward passes; backward pass: ", ", ")
     reasons = filter(None, dict.fromkeys(notes.split("; ")))
     still_open = [
         claim for _, claim in group if claim["verdict"] == "cannot tell" and claim["ci95"]
     ]
     needed = max((one.get("seeds_needed") or math.inf for one in still_open), default=0)
     most = f"{needed}" if needed in SEED_COUNTS else f"over {SEED_COUNTS[-1]:,}"
-    return "; ".join([_counted(group), *reasons, *([f"{most} seeds would tell"] if needed else [])])
+    return "; ".join([_counted(group), *reasons, *([f"needs {most} seeds"] if needed else [])])
 
 
 def single_page(found: Mapping[str, Any], *, with_chart: bool = False) -> str:

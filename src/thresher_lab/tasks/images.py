@@ -11,7 +11,7 @@ does `mnist-5k-hard-x4`, the task of `thresher demo`: half a batch of 256 takes 
 `fashion-mnist-small-b` has another recipe, for the setting (B) of KAKURENBO: random views of the images, with parts erased, and
 a small weight decay. `fashion-mnist-wide` has a perceptron whose backward pass takes nearly two forward passes; those of the CNNs
 take about one. `fashion-mnist-steady` is the same with a constant learning rate, for the time to a target error.
-`fashion-mnist-small-slow` and `mnist-5k-mlp-slow` have half of the learning rate with which full training is best.
+`mnist-5k-mlp-slow` has half of the learning rate with which full training is best.
 `cifar10-resnet8` and `cifar10-resnet20` train on random crops and mirror images, as is usual for CIFAR-10.
 """
 
@@ -615,13 +615,9 @@ WIDE = replace(
 STEADY = replace(WIDE, name="fashion-mnist-steady", lr=0.01, lr_factor=steady)
 
 
-SLOW = "-slow"
-"""Ending of the name of a task at half of the learning rate."""
 HARD = next(task for task in IMAGE_TASKS if task.name == "mnist-5k-hard")
 PERCEPTRON = next(task for task in IMAGE_TASKS if task.name == "mnist-5k-mlp")
-SLOWER = tuple(
-    replace(task, name=task.name + SLOW, lr=task.lr / 2) for task in (SMALLEST, PERCEPTRON)
-)
+SLOWER = replace(PERCEPTRON, name=f"{PERCEPTRON.name}-slow", lr=PERCEPTRON.lr / 2)
 
 
 SMALL_TASKS = (
@@ -629,7 +625,7 @@ SMALL_TASKS = (
     SECOND_RECIPE,
     WIDE,
     STEADY,
-    *SLOWER,
+    SLOWER,
     *(with_larger_batches(SMALLEST, factor) for factor in (2, 4, 8)),
     with_larger_batches(HARD, 4),
 )
