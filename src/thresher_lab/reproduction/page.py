@@ -254,14 +254,14 @@ def _measured(group: Sentence) -> str:
 def _with_reasons(group: Sentence) -> str:
     """Returns the verdicts, the conditions of the claims, and how many seeds would decide those that are open."""
     notes = "; ".join(filter(None, (claim.get("note") for _, claim in group)))
-    notes = notes.replace(" forward passes; backward pass: ", ", ")
     reasons = filter(None, dict.fromkeys(notes.split("; ")))
     still_open = [
         claim for _, claim in group if claim["verdict"] == "cannot tell" and claim["ci95"]
     ]
     needed = max((one.get("seeds_needed") or math.inf for one in still_open), default=0)
     most = f"{needed}" if needed in SEED_COUNTS else f"over {SEED_COUNTS[-1]:,}"
-    return "; ".join([_counted(group), *reasons, *([f"needs {most} seeds"] if needed else [])])
+    parts = [_counted(group), *reasons, *([f"needs {most} seeds"] if needed else [])]
+    return "; ".join(parts).replace(" forward passes; backward pass: ", ", ")
 
 
 def single_page(found: Mapping[str, Any], *, with_chart: bool = False) -> str:

@@ -189,8 +189,21 @@ def test_the_section_has_every_claim_and_table(made):
 def test_a_sentence_of_several_claims_is_a_row(made):
     claims = [
         judged_claim("b: it gains", "cannot tell", 0.01, ci95=[-0.01, 0.03], seeds_needed=12),
-        judged_claim("a: it gains", "reproduced", 0.02, ci95=[0.01, 0.03]),
-        judged_claim("c: it gains", "cannot tell", 0.0, ci95=[-0.01, 0.01], seeds_needed=None),
+        judged_claim(
+            "a: it gains",
+            "reproduced",
+            0.02,
+            ci95=[0.01, 0.03],
+            note="backward pass: 1.77 forward passes",
+        ),
+        judged_claim(
+            "c: it gains",
+            "cannot tell",
+            0.0,
+            ci95=[-0.01, 0.01],
+            seeds_needed=None,
+            note="backward pass: 1.77 forward passes",
+        ),
         judged_claim(
             "d: it gains",
             "not tested",
@@ -218,7 +231,7 @@ def test_a_sentence_of_several_claims_is_a_row(made):
         "at full size -1.50 [-2.00, -1.00] of loss; 3 seeds"
     )
     assert verdict == (
-        "1 reproduced, 1 not tested, 2 cannot tell; backward pass: 0.99 forward passes; needs over 1,000 seeds; "
+        "1 reproduced, 1 not tested, 2 cannot tell; backward pass: 1.77, 0.99 forward passes; needs over 1,000 seeds; "
         "at full size not reproduced"
     )
     assert "Main sentences: 1 (not reproduced). Side sentences: none." in text
