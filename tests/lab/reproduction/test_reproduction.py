@@ -452,6 +452,13 @@ def test_the_numbers_of_the_answers_are_those_of_the_tables():
     lost = re.match(r"-([\d.]+)", timed["difference to full [95 % interval]"])
     assert lost and f"loses {float(lost[1]):.1f} points" in answers["Diet"]
     assert f"costs {float(timed['cost']):.2f} times full" in answers["Diet"]
+    for row, words in (
+        ("Diet-SB 50% (25%)", "loses {} points or more"),
+        ("EL2N 25%", "EL2N alone {}"),
+    ):
+        cifar = summary_of("diet-sb-b@cifar10-resnet8@10000", "b", row)
+        lost = re.match(r"-([\d.]+)", cifar["difference to full [95 % interval]"])
+        assert lost and words.format(lost[1]) in answers["Diet"]
     costs = (
         float(summary_of("diet-sb-b", "b", f"Diet-SB {share} (25%)")["cost"])
         for share in ("50%", "62.5%")
