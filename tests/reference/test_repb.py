@@ -35,7 +35,9 @@ def transcribed(
         kept |= set(range(n)) - set(doubtful)
         for i in kept:
             times[i] += 1
-            last[i] = batches[epoch][i]
+            # A loss of -inf stands for a sample without a label, which keeps its record.
+            if batches[epoch][i][0] != -math.inf:
+                last[i] = batches[epoch][i]
         plans.append({i: min((epoch + 1) / times[i], float(1 / (1 - rho))) for i in kept})
     return plans
 
